@@ -1,0 +1,64 @@
+"""A client: it takes the broadcast, trains on its private batch with its defense, and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gradveil.client.local import cross_entropy, local_update
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import all_finite, detached
+from gradveil.core.types import Batch, Loss, Params, Recipe
+from gradveil.defenses.base import Defense, Log, Step
+from gradveil.models.functional import Functional
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What leaves the client, and what its defense logged (which stays on the client and in the audit)."""
+
+    update: Params
+    log: Log
+
+
+class Client:
+    """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``."""
+
+    def __init__(
+        self, module: nn.Module, *, recipe: Recipe, defense: Defense | None = None, loss: Loss = cross_entropy
+    ) -> None:
+        self.model = Functional(module, train_mode=recipe.train_mode)
+        self.recipe = recipe
+        self.defense = defense or Defense()
+        self.loss = loss
+
+    def reply(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator) -> Reply:
+        """Train from the broadcast parameters on the private batch and return the update that would be sent."""
+        params, log = dict(sent), Log()
+        if params.keys() != self.model.params.keys():
+            raise GradveilError("the broadcast does not hold the parameters of this client's model")
+        local = self.defense.on_data(batch, rng)
+
+        def defended(gradient: Params, at: Params, examples: slice, number: int) -> Params:
+            part = local.take(examples)
+            step = Step(
+                params=at,
+                batch=part,
+                loss_at=lambda p: self.loss(self.model(p, part.inputs), part.labels),
+                number=number,
+                lr=self.recipe.lr,
+                rng=rng,
+                log=log,
+            )
+            return self.defense.on_gradient(gradient, step)
+
+        update = local_update(
+            self.model, self.loss, params, local.inputs, local.labels, self.recipe, on_gradient=defended
+        )
+        update = self.defense.on_update(update, rng, log)
+        if not all_finite(update):
+            raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
+        return Reply(detached(update), log)

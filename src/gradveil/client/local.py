@@ -1,0 +1,68 @@
+"""The local run of a client as a pure, differentiable function.
+
+The client computes its update with it, and an attack that matches updates differentiates through the same code, so the
+two can never disagree about what a local run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from gradveil.core.trees import map_each, scaled, subtract
+from gradveil.core.types import Loss, Params, Recipe
+from gradveil.models.functional import Functional
+
+Filter = Callable[[Params, Params, slice, int], Params]
+"""(gradient, parameters, which examples, step number from 1) -> the gradient that the optimiser takes instead."""
+
+
+def local_update(
+    model: Functional,
+    loss: Loss,
+    params: Params,
+    inputs: Tensor,
+    targets: Tensor,
+    recipe: Recipe,
+    *,
+    on_gradient: Filter | None = None,
+) -> Params:
+    """What a client sends for ``inputs`` [n, C, H, W] and ``targets`` ([n] labels or [n, classes] probabilities).
+
+    The gradient of the whole batch, or the difference of parameters after the whole local run. Examples are visited in
+    their order in every epoch. Differentiable in parameters, inputs and targets, and safe under ``torch.func``.
+    """
+
+    def gradient(at: Params, examples: slice) -> Params:
+        return grad(lambda p: loss(model(p, inputs[examples]), targets[examples]))(at)
+
+    current, velocity = params, None
+    for number, examples in enumerate(mini_batches(len(inputs), recipe), start=1):
+        step = gradient(current, examples)
+        if on_gradient is not None:
+            step = on_gradient(step, current, examples, number)
+        if recipe.sends == "gradient":
+            return step
+        if recipe.weight_decay:
+            step = map_each(lambda g, p: g + recipe.weight_decay * p, step, current)
+        if recipe.momentum:
+            step = step if velocity is None else map_each(lambda v, g: recipe.momentum * v + g, velocity, step)
+            velocity = step
+        current = subtract(current, scaled(step, recipe.lr))
+    return subtract(current, params)
+
+
+def mini_batches(count: int, recipe: Recipe) -> Iterator[slice]:
+    """The examples of each local step, in order."""
+    size = recipe.batch_size or count
+    for _ in range(recipe.epochs):
+        for start in range(0, count, size):
+            yield slice(start, min(start + size, count))
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The usual loss; takes labels [n] or probabilities [n, classes]."""
+    return torch.nn.functional.cross_entropy(outputs, targets)

@@ -1,0 +1,1 @@
+"""Vocabulary: types, named-tensor arithmetic, registries, seeding, progress, errors."""

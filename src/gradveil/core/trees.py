@@ -1,0 +1,60 @@
+"""Arithmetic on named tensors. Every function returns new tensors; none edits an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradveil.core.types import Params
+
+
+def map_each(function: Callable[..., Tensor], tree: Params, *others: Params) -> Params:
+    """Apply ``function`` to the tensors of the same name in each tree."""
+    return {name: function(tensor, *(other[name] for other in others)) for name, tensor in tree.items()}
+
+
+def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
+    """``a + scale * b``."""
+    return map_each(lambda x, y: x + scale * y, a, b)
+
+
+def subtract(a: Params, b: Params) -> Params:
+    return map_each(torch.sub, a, b)
+
+
+def scaled(tree: Params, factor: float | Tensor) -> Params:
+    return map_each(lambda x: factor * x, tree)
+
+
+def dot(a: Params, b: Params) -> Tensor:
+    """The inner product over all entries of all tensors, a scalar."""
+    return torch.stack([(x * b[name]).sum() for name, x in a.items()]).sum()
+
+
+def norm(tree: Params) -> Tensor:
+    """The l2 norm over all entries of all tensors, a scalar."""
+    return dot(tree, tree).sqrt()
+
+
+def detached(tree: Params) -> Params:
+    return map_each(lambda x: x.detach().clone(), tree)
+
+
+def moved(tree: Params, device: torch.device | str) -> Params:
+    return map_each(lambda x: x.to(device), tree)
+
+
+def stack(trees: Sequence[Params]) -> Params:
+    """N trees of equal names and shapes as one tree of tensors [N, ...]."""
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def all_finite(tree: Params) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tree.values())
+
+
+def gaussian_like(tree: Params, rng: torch.Generator) -> Params:
+    """Independent N(0, 1) entries in the shapes of ``tree``, drawn on the generator's device."""
+    return map_each(lambda x: torch.randn(x.shape, generator=rng, device=rng.device, dtype=x.dtype).to(x.device), tree)

@@ -1,0 +1,37 @@
+"""Additive noise on every entry of every gradient. Without a bound on the gradient this is not differential privacy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import map_each
+from gradveil.core.types import Params
+from gradveil.defenses.base import DEFENSES, Defense, Step
+
+
+@DEFENSES.register("noise")
+class Noise(Defense):
+    """Gaussian or Laplace noise of standard deviation sigma on every gradient entry."""
+
+    def __init__(self, *, sigma: float = 0.1, kind: Literal["gaussian", "laplace"] = "gaussian") -> None:
+        if sigma < 0:
+            raise GradveilError(f"defense noise: sigma is at least 0, not {sigma}")
+        self.sigma = sigma
+        self.draw = {"gaussian": _gaussian, "laplace": _laplace}[kind]
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return map_each(lambda g: g + self.sigma * self.draw(g, step.rng), gradient)
+
+
+def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=rng, device=rng.device, dtype=like.dtype).to(like.device)
+
+
+def _laplace(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Of variance 1: a Laplace of scale b has variance 2 b^2. The difference of two exponentials is Laplace."""
+    pair = torch.empty((2, *like.shape), device=rng.device, dtype=like.dtype).exponential_(generator=rng)
+    return ((pair[0] - pair[1]) / 2**0.5).to(like.device)
