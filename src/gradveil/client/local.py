@@ -37,7 +37,8 @@ def local_update(
     """
 
     def gradient(at: Params, examples: slice) -> Params:
-        return grad(lambda p: loss(model(p, inputs[examples]), targets[examples]))(at)
+        found: Params = grad(lambda p: loss(model(p, inputs[examples]), targets[examples]))(at)
+        return found
 
     current, velocity = params, None
     for number, examples in enumerate(mini_batches(len(inputs), recipe), start=1):

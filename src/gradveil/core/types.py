@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -53,6 +54,19 @@ class Domain:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        for name, limit in (("channels", 64), ("height", 8192), ("width", 8192), ("classes", 2**20)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= limit:
+                raise GradveilError(f"{name} of the inputs is a whole number from 1 to {limit}, not {value!r}")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            good = isinstance(values, tuple) and len(values) == self.channels
+            if not good or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
+                raise GradveilError(f"{name} of the inputs is one number for each of the {self.channels} channels")
+        if min(self.std) <= 0:
+            raise GradveilError("std of the inputs is above 0 in every channel")
+
     @property
     def shape(self) -> tuple[int, int, int]:
         return (self.channels, self.height, self.width)
@@ -78,9 +92,15 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.sends not in ("gradient", "delta"):
             raise GradveilError(f"a client sends 'gradient' or 'delta', not {self.sends!r}")
-        if self.lr <= 0:
-            raise GradveilError(f"the learning rate must be above 0, not {self.lr}")
-        if self.epochs < 1 or (self.batch_size is not None and self.batch_size < 1):
-            raise GradveilError("a recipe needs at least one epoch and mini-batches of at least one example")
+        for name, low in (("lr", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < low:
+                raise GradveilError(f"a recipe's {name} is a number of at least {low}, not {value!r}")
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if not (name == "batch_size" and value is None) and (type(value) is not int or value < 1):
+                raise GradveilError(f"a recipe's {name} is a whole number of at least 1, not {value!r}")
+        if self.lr == 0 or type(self.train_mode) is not bool:
+            raise GradveilError("a recipe needs a learning rate above 0 and a train_mode that is true or false")
         if self.sends == "gradient" and (self.epochs > 1 or self.batch_size is not None):
             raise GradveilError("several epochs or mini-batches need sends='delta': a gradient is of one step")

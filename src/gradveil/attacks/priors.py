@@ -1,0 +1,31 @@
+"""Where reconstructions come from: the unknowns of a search and how they decode to pictures."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradveil.core.types import Domain, Params
+
+
+class Pixels:
+    """The picture itself is unknown, in units of the domain's mean and deviation, so that steps fit any data set."""
+
+    def __init__(self, domain: Domain, device: torch.device | str) -> None:
+        self.domain = domain
+        self.mean = torch.tensor(domain.mean, device=device).view(-1, 1, 1)
+        self.std = torch.tensor(domain.std, device=device).view(-1, 1, 1)
+
+    def start(self, batch_size: int, rng: torch.Generator) -> Params:
+        """Independent N(0, 1) entries, drawn on the CPU so that a seed means the same picture on every device."""
+        drawn = torch.randn((batch_size, *self.domain.shape), generator=rng)
+        return {"pixels": drawn.to(self.mean.device)}
+
+    def decode(self, unknowns: Params) -> Tensor:
+        """[..., C, H, W] of inputs."""
+        return self.mean + self.std * unknowns["pixels"]
+
+    def project(self, unknowns: Params) -> Params:
+        """The nearest unknowns that decode into [0, 1]."""
+        low, high = -self.mean / self.std, (1 - self.mean) / self.std
+        return {"pixels": unknowns["pixels"].clamp(low, high)}

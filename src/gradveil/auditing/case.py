@@ -1,0 +1,149 @@
+"""What is audited: a case as a person writes it, its cells (one attack on one defense), and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gradveil import models
+from gradveil.attacks import ATTACKS, BUDGETS, Budget
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Recipe
+from gradveil.data import DATASETS
+from gradveil.defenses import DEFENSES
+from gradveil.threat import threat_model
+
+RESULTS = 1
+"""Raised when a change of the code changes results, so that saved rows of older code are not taken for new ones."""
+
+
+class Case(BaseModel):
+    """One audit: private data, model, recipe, adversary, and the defenses and attacks to cross."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: str = "cifar10-samples"
+    model: str = "lenet:init=wide"
+    defenses: tuple[str, ...] = ("none", "noise:sigma=0.1")
+    attacks: tuple[str, ...] = ("ig",)
+    threat: str = "C"
+    images: int = Field(default=4, ge=1)
+    every: int = Field(default=1, ge=1)
+    """Private images are every k-th of the data set, from its first."""
+    batch_size: int = Field(default=1, ge=1)
+    """Private examples behind one update."""
+    recipe: Recipe = Recipe()
+    restarts: int | None = Field(default=None, ge=1)
+    budget: Literal["quick", "standard", "thorough"] = "standard"
+    gallery: int = Field(default=100, ge=2)
+    """How many pictures a reconstruction has to pick the private one out of."""
+    seed: int = Field(default=0, ge=0)
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @field_validator("data")
+    @classmethod
+    def _known_data(cls, spec: str) -> str:
+        return DATASETS.canonical(spec)
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, spec: str) -> str:
+        return models.canonical(spec)
+
+    @field_validator("defenses")
+    @classmethod
+    def _known_defenses(cls, specs: tuple[str, ...]) -> tuple[str, ...]:
+        return _several("defense", [DEFENSES.canonical(spec) for spec in specs])
+
+    @field_validator("attacks")
+    @classmethod
+    def _known_attacks(cls, specs: tuple[str, ...]) -> tuple[str, ...]:
+        return _several("attack", [ATTACKS.canonical(spec) for spec in specs])
+
+    @field_validator("threat")
+    @classmethod
+    def _known_threat(cls, spec: str) -> str:
+        return threat_model(spec).name
+
+    @model_validator(mode="after")
+    def _whole_batches(self) -> Case:
+        if self.images % self.batch_size:
+            raise GradveilError(f"{self.images} images do not make whole batches of {self.batch_size}")
+        return self
+
+    def effort(self) -> Budget:
+        """The budget, with the case's own number of restarts where it gives one."""
+        named = BUDGETS[self.budget]
+        return named if self.restarts is None else Budget(self.restarts, named.iterations)
+
+    def cells(self) -> list[Cell]:
+        """One cell per attack and defense, and after them one per attack for the prior alone, where it has one."""
+        crossed = [Cell(self, attack, defense, False) for attack in self.attacks for defense in self.defenses]
+        alone = [
+            Cell(self, attack, self.defenses[0], True)
+            for attack in self.attacks
+            if ATTACKS.build(attack, self.effort()).prior_only() is not None
+        ]
+        return crossed + alone
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attack on one defense, or one attack without the update: what becomes a row."""
+
+    case: Case
+    attack: str
+    defense: str
+    prior_only: bool
+
+    @property
+    def title(self) -> str:
+        return f"{self.attack} without the update" if self.prior_only else f"{self.attack} on {self.defense}"
+
+    def digest(self) -> str:
+        """The same for equal plans, and different as soon as anything differs that the row depends on."""
+        plan = self.case.as_json()
+        del plan["attacks"], plan["defenses"]
+        plan |= {"attack": self.attack, "prior_only": self.prior_only, "results": RESULTS}
+        plan |= {"defense": "" if self.prior_only else self.defense, "effort": asdict(self.case.effort())}
+        return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make_case(fields: dict[str, Any]) -> Case:
+    """A case from fields as the command line or a file gives them; what is wrong is said in one line."""
+    try:
+        return Case(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "case"
+        raise GradveilError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def read_case(path: Path) -> dict[str, Any]:
+    """The fields of a YAML case file."""
+    try:
+        fields = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise GradveilError(f"there is no case file {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise GradveilError(f"case file {path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(fields, dict):
+        raise GradveilError(f"case file {path} holds no fields; it needs lines such as 'data: cifar10-samples'")
+    return {str(key): value for key, value in fields.items()}
+
+
+def _several(kind: str, specs: list[str]) -> tuple[str, ...]:
+    if not specs:
+        raise GradveilError(f"a case needs at least one {kind}")
+    if len(set(specs)) < len(specs):
+        raise GradveilError(f"{kind} {max(specs, key=specs.count)!r} stands twice in the case")
+    return tuple(specs)

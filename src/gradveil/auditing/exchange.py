@@ -1,0 +1,80 @@
+"""The exchange under audit: private batches, clients with a defense, and what the adversary sees of their replies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradveil import models
+from gradveil.auditing.case import Case
+from gradveil.client import Client
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import generator
+from gradveil.core.trees import moved
+from gradveil.core.types import Batch
+from gradveil.data import ImageSet
+from gradveil.defenses import DEFENSES, Log
+from gradveil.threat import Observation, observe, threat_model
+
+
+@dataclass(frozen=True)
+class Private:
+    """The truth: the private examples, where they stand in the data set, and the gallery they hide in."""
+
+    batch: Batch
+    index: Tensor
+    """[n]: position of each private example in the data set."""
+    gallery: Tensor
+    """[m, C, H, W]: the private pictures first, then distractors of the same kind."""
+
+
+def choose_private(data: ImageSet, case: Case) -> Private:
+    """The first examples of the data set, or every k-th, and a gallery of others drawn with the case's seed."""
+    if (case.images - 1) * case.every >= len(data):
+        every = f", every {case.every}th" if case.every > 1 else ""
+        raise GradveilError(f"{case.data} has {len(data)} images, too few for {case.images}{every}")
+    index = torch.arange(case.images) * case.every
+    others = torch.randperm(len(data), generator=generator(case.seed, "gallery"))
+    others = others[~torch.isin(others, index)][: max(0, case.gallery - case.images)]
+    if len(others) == 0 and case.images < 2:
+        raise GradveilError(f"{case.data} is too small to hide a private image in; use a larger data set")
+    batch = data.batch(index)
+    return Private(batch, index, torch.cat([batch.inputs, data.batch(others).inputs]))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One defense at work: what was seen of every private batch, and what the defense logged."""
+
+    module: nn.Module
+    observations: list[Observation]
+    log: Log
+
+
+def exchange(case: Case, defense_spec: str, private: Private, data: ImageSet) -> Exchange:
+    """Broadcast the model, let a client with this defense reply for each private batch, and take down what is seen."""
+    defense, log = DEFENSES.build(defense_spec), Log()
+    module = defense.on_model(models.build(case.model, data.domain, seed=case.seed)).to(case.device)
+    client = Client(module, recipe=case.recipe, defense=defense)
+    sent = moved(client.model.params, case.device)
+    observations = []
+    for i, start in enumerate(range(0, case.images, case.batch_size)):
+        batch = private.batch.take(slice(start, start + case.batch_size)).to(case.device)
+        reply = client.reply(sent, batch, generator(case.seed, "defense", defense_spec, i))
+        log.merge(reply.log)
+        observations.append(
+            observe(
+                module=module,
+                model=case.model,
+                domain=data.domain,
+                sent=sent,
+                reply=reply.update,
+                batch=batch,
+                recipe=case.recipe,
+                defense=defense_spec,
+                threat=threat_model(case.threat),
+            )
+        )
+    return Exchange(module, observations, log)

@@ -1,0 +1,83 @@
+"""Where truth meets reconstruction: the one place that holds both, after the attack has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradveil.attacks import Reconstruction
+from gradveil.attacks.storage import finite_or_none
+from gradveil.auditing.exchange import Private
+from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.progress import SILENT, Progress
+from gradveil.core.types import Batch, Domain
+from gradveil.metrics import LPIPS, METRICS, Scores, label_accuracy, matched, score, wilson
+from gradveil.models import representation
+
+MEANS = ("mse", "psnr", "ssim", "lpips", "mse_r", "identified")
+
+
+class Judge:
+    """Scores reconstructions of one private set; loads LPIPS once, or remembers why it is not to be had."""
+
+    def __init__(self, private: Private, domain: Domain, *, progress: Progress = SILENT) -> None:
+        self.private = private
+        self.domain = domain
+        self.not_available: dict[str, str] = {}
+        self.lpips: LPIPS | None = None
+        try:
+            self.lpips = LPIPS("vgg", progress=progress)
+            self.lpips.distance(private.batch.inputs[:1], private.batch.inputs[:1])
+        except NotAvailableError as error:
+            self.not_available["lpips"] = str(error)
+        except GradveilError as error:  # such as pictures too small for the network
+            self.lpips, self.not_available["lpips"] = None, str(error)
+
+    def row(self, found: Sequence[Reconstruction], module: nn.Module) -> dict[str, Any]:
+        """The part of a row that compares with the truth."""
+        truth, size = self.private.batch, len(found[0].inputs)
+        guesses = [
+            matched(Batch(one.inputs, one.labels), truth.take(slice(i * size, (i + 1) * size)))
+            for i, one in enumerate(found)
+        ]
+        guess = Batch(torch.cat([g.inputs for g in guesses]), torch.cat([g.labels for g in guesses]))
+        scores = score(
+            truth,
+            guess,
+            gallery=self.private.gallery,
+            truth_index=torch.arange(len(truth)),
+            lpips=self.lpips,
+            representation=representation(module.cpu(), self.domain),
+        )
+        right = [label_accuracy(g.labels, truth.labels[i * size : (i + 1) * size]) for i, g in enumerate(guesses)]
+        means = scores.means()
+        identified = int(scores.per_image["identified"].sum())
+        return {
+            "images": len(truth),
+            **{name: means.get(name) for name in MEANS},
+            "identified_interval": list(wilson(identified, len(truth))),
+            "identified_by": scores.identified_by,
+            "gallery": len(self.private.gallery),
+            "label_accuracy": sum(right) / len(right),
+            "not_available": self.not_available,
+            "per_image": self._per_image(scores, guess, found, size),
+        }
+
+    def _per_image(
+        self, scores: Scores, guess: Batch, found: Sequence[Reconstruction], size: int
+    ) -> list[dict[str, Any]]:
+        columns = {name: values.tolist() for name, values in scores.per_image.items() if name in METRICS}
+        return [
+            {
+                "index": int(self.private.index[i]),
+                "label": int(self.private.batch.labels[i]),
+                "label_guess": int(guess.labels[i]),
+                **{name: values[i] for name, values in columns.items()},
+                "objective": finite_or_none(found[i // size].objective),
+                "stopped": found[i // size].stopped,
+            }
+            for i in range(len(guess))
+        ]

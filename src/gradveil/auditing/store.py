@@ -1,0 +1,77 @@
+"""The folder of an audit. A row counts as done when its own file is there, and that file is written last.
+
+::
+
+    audit.json, report.html      what a person reads
+    truth.safetensors            the private pictures
+    observations/DEFENSE.safetensors
+    rows/DIGEST/reconstruction.safetensors, row.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.files import write_json
+
+
+class Store:
+    """Paths of an audit folder and its rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.audit = folder / "audit.json"
+        self.truth = folder / "truth.safetensors"
+
+    def open(self, *, resume: bool) -> None:
+        """Make the folder, and refuse one with an audit in it unless that is to be resumed."""
+        if (self.audit.exists() or (self.folder / "rows").exists()) and not resume:
+            raise GradveilError(f"{self.folder} holds an audit already: add --resume to go on with it, or choose --out")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise GradveilError(f"cannot make the folder {self.folder}: {error.strerror}") from None
+
+    def observation(self, defense: str) -> Path:
+        """One file per defense, readable by name and unique by digest."""
+        plain = re.sub(r"[^A-Za-z0-9.=]+", "-", defense)[:40]
+        return self.folder / "observations" / f"{plain}-{hashlib.sha256(defense.encode()).hexdigest()[:6]}.safetensors"
+
+    def reconstruction(self, digest: str) -> Path:
+        return self.folder / "rows" / digest / "reconstruction.safetensors"
+
+    def row(self, digest: str) -> dict[str, Any] | None:
+        """The saved row of a cell, or None if it is not done."""
+        path = self.folder / "rows" / digest / "row.json"
+        try:
+            row = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise BadFileError(f"{path} is damaged ({error}); delete it and run again with --resume") from None
+        return dict(row)
+
+    def save_row(self, digest: str, row: dict[str, Any]) -> None:
+        write_json(self.folder / "rows" / digest / "row.json", row)
+
+    def save_audit(self, audit: dict[str, Any]) -> None:
+        write_json(self.audit, audit)
+
+    def read_audit(self) -> dict[str, Any]:
+        try:
+            audit = json.loads(self.audit.read_text())
+        except FileNotFoundError:
+            raise BadFileError(f"{self.folder} holds no audit: there is no audit.json in it") from None
+        except ValueError as error:
+            raise BadFileError(f"{self.audit} is damaged: {error}") from None
+        if not isinstance(audit, dict) or audit.get("version") != 1:
+            raise BadFileError(f"{self.audit} is not an audit that this Gradveil reads")
+        return audit
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()

@@ -1,0 +1,5 @@
+"""Benchmarks: each prints one JSON object, with its baseline measured in the same run."""
+
+from gradveil.bench.throughput import throughput
+
+__all__ = ["throughput"]

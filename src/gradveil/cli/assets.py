@@ -1,0 +1,42 @@
+"""``gradveil assets get`` and ``verify``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gradveil.assets import CATALOGUE, fetch, lookup, status, verify
+from gradveil.cli.progress import Terminal
+from gradveil.core.errors import GradveilError
+
+app = typer.Typer(help="Data sets and weights: fetch and verify.", no_args_is_help=True)
+_errors = Console(stderr=True)
+_out = Console(soft_wrap=True)
+
+
+@app.command()
+def get(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See: gradveil list assets.")]) -> None:
+    """Fetch assets into the cache and check them against their digests."""
+    for name in names:
+        lookup(name)
+    for name in names:
+        folder = fetch(name, progress=Terminal(_errors))
+        _out.print(f"{name}: {folder}  ({lookup(name).licence})", highlight=False, markup=False)
+
+
+@app.command("verify")
+def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="All, if none.")] = None) -> None:
+    """Compare every file of fetched assets with its digest."""
+    bad = 0
+    for name in names or CATALOGUE:
+        if status(name) == "absent":
+            _out.print(f"{name}: not fetched", highlight=False)
+            continue
+        problems = verify(name)
+        bad += bool(problems)
+        for line in problems or [f"{name}: good"]:
+            _out.print(line, highlight=False, markup=False)
+    if bad:
+        raise GradveilError(f"{bad} asset(s) are damaged: remove the folders above and get them again")

@@ -1,0 +1,59 @@
+"""``gradveil attack``: an update captured elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from PIL import Image
+from rich.console import Console
+
+from gradveil import models
+from gradveil.attacks import ATTACKS, BUDGETS, save_reconstructions
+from gradveil.cli.progress import Terminal
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import read_tensors
+from gradveil.core.seeding import derive
+from gradveil.threat import Observation, load_observations, threat_model
+from gradveil.threat.storage import KIND, read_domain
+
+_errors = Console(stderr=True)
+_out = Console(soft_wrap=True)
+
+
+def attack(
+    observation: Annotated[Path, typer.Argument(metavar="OBSERVATION", help="A file that a client or tap saved.")],
+    attack: Annotated[str, typer.Option(help="Attack, such as ig.")] = "ig",
+    out: Annotated[Path, typer.Option(help="Folder for the reconstruction.")] = Path("reconstruction"),
+    model: Annotated[str | None, typer.Option(help="Your own model, where the file names one by import path.")] = None,
+    budget: Annotated[str, typer.Option(help="quick, standard or thorough.")] = "standard",
+    seed: Annotated[int, typer.Option(help="All random draws derive from it.")] = 0,
+) -> None:
+    """Rebuild the private data behind saved updates. Nothing is scored: there is no truth here."""
+    if budget not in BUDGETS:
+        raise GradveilError(f"no budget is called {budget!r}; there are: {', '.join(BUDGETS)}")
+    chosen = ATTACKS.build(attack, BUDGETS[budget])
+    seen = _load(observation, model)
+    threat_model(seen[0].threat).vet(attack, chosen.requires)
+    seeds = [derive(seed, "attack", i) for i in range(len(seen))]
+    found = chosen(seen, seeds=seeds, progress=Terminal(_errors))
+    save_reconstructions(out / "reconstruction.safetensors", found)
+    for i, one in enumerate(found):
+        _picture(torch.cat(list(one.inputs), dim=2)).save(out / f"{i:03d}.png")
+        _out.print(f"{i:03d}.png  labels {one.labels.tolist()}  objective {one.objective:.3g}", highlight=False)
+    _out.print(f"reconstruction: {out / 'reconstruction.safetensors'}", highlight=False, markup=False)
+
+
+def _load(path: Path, model: str | None) -> list[Observation]:
+    if model is None:
+        return load_observations(path)
+    _, meta = read_tensors(path, KIND)
+    return load_observations(path, module=models.build(model, read_domain(path, meta), seed=0))
+
+
+def _picture(pixels: torch.Tensor) -> Image.Image:
+    """[C, H, W] in [0, 1] as a picture."""
+    levels = (pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    return Image.fromarray(levels if levels.shape[-1] == 3 else levels[..., 0])

@@ -1,0 +1,151 @@
+"""``gradveil audit``, ``report`` and ``score``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gradveil.auditing import make_case, read_case, run_case, score_again
+from gradveil.cli.progress import Terminal
+from gradveil.core.errors import GradveilError
+from gradveil.report import render
+
+CROSSED = 3
+
+_errors = Console(stderr=True)
+_out = Console(soft_wrap=True)
+
+
+def audit(
+    case_file: Annotated[
+        Path | None, typer.Argument(metavar="[CASE.yaml]", help="A case; options override it.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Private data, such as cifar10-samples.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, such as lenet:init=wide, or pkg.module:factory.")] = None,
+    defense: Annotated[list[str] | None, typer.Option(help="Defense, such as noise:sigma=0.1. Repeatable.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Attack, such as ig:tv=0.01. Repeatable.")] = None,
+    threat: Annotated[str | None, typer.Option(help="Threat model A to H, with extras as in C+labels.")] = None,
+    images: Annotated[int | None, typer.Option(help="How many private images.")] = None,
+    every: Annotated[int | None, typer.Option(help="Take every k-th image of the data set.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Private images behind one update.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs: the client sends a difference (FedAvg).")] = None,
+    mini_batch: Annotated[int | None, typer.Option(help="Local mini-batch size (FedAvg).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
+    train_mode: Annotated[bool | None, typer.Option(help="Batch norm in train or eval mode on the client.")] = None,
+    restarts: Annotated[int | None, typer.Option(help="Restarts of each attack.")] = None,
+    budget: Annotated[str | None, typer.Option(help="quick, standard or thorough.")] = None,
+    gallery: Annotated[int | None, typer.Option(help="Pictures to pick the private one out of.")] = None,
+    seed: Annotated[int | None, typer.Option(help="All random draws derive from it.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself cuda where there is one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the audit; by itself audits/ and the time.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an audit that was interrupted.")] = False,
+    fail_above: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 3 if a verdict is above it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print audit.json and nothing else.")] = False,
+) -> None:
+    """Attack the updates of clients with each defense, and write what leaked to audit.json and report.html."""
+    fields: dict[str, Any] = read_case(case_file) if case_file else {}
+    said = {
+        "data": data, "model": model, "defenses": defense or None, "attacks": attack or None, "threat": threat,
+        "images": images, "every": every, "batch_size": batch_size, "restarts": restarts, "budget": budget,
+        "gallery": gallery, "seed": seed, "device": device,
+    }  # fmt: skip
+    fields |= {key: value for key, value in said.items() if value is not None}
+    fields.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+    fields["recipe"] = _recipe(fields.get("recipe"), epochs, mini_batch, lr, train_mode)
+    case = make_case(fields)
+    bounds = [_bound(text) for text in fail_above or []]
+    folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
+    try:
+        result = run_case(case, folder, resume=resume, progress=Terminal(_errors))
+    except KeyboardInterrupt:
+        again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
+        _errors.print(f"interrupted; finished rows are kept: go on with {again}", highlight=False)
+        raise typer.Exit(130) from None
+    page = render(folder)
+    if as_json:
+        sys.stdout.write((folder / "audit.json").read_text())
+    else:
+        _print_summary(result, page)
+    _enforce(result, bounds)
+
+
+def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:
+    """Write report.html of a saved audit anew."""
+    _out.print(f"report: {render(folder)}", highlight=False)
+
+
+def score(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")],
+    metric: Annotated[str | None, typer.Option(help="Print this metric only, one line per row.")] = None,
+) -> None:
+    """Score the saved reconstructions of an audit again, without attacking again."""
+    result = score_again(folder, progress=Terminal(_errors))
+    page = render(folder)
+    if metric is None:
+        _print_summary(result, page)
+        return
+    for row in result["rows"]:
+        if metric not in row:
+            raise GradveilError(f"no metric is called {metric!r}")
+        _out.print(f"{row['defense']}\t{row['attack']}\t{row[metric]}", highlight=False, markup=False)
+
+
+def _recipe(
+    given: Any, epochs: int | None, mini_batch: int | None, lr: float | None, train_mode: bool | None
+) -> dict[str, Any]:
+    """The recipe of the case file with the command line's options over it; several local steps mean FedAvg."""
+    recipe = dict(given) if isinstance(given, dict) else {}
+    said = {"epochs": epochs, "batch_size": mini_batch, "lr": lr, "train_mode": train_mode}
+    recipe |= {key: value for key, value in said.items() if value is not None}
+    if epochs is not None or mini_batch is not None:
+        recipe["sends"] = "delta"
+    return recipe
+
+
+def _bound(text: str) -> tuple[str, float]:
+    metric, equals, value = text.partition("=")
+    try:
+        if metric != "identified" or not equals:
+            raise ValueError
+        return metric, float(value)
+    except ValueError:
+        raise GradveilError(f"cannot read the bound {text!r}; write --fail-above identified=0.1") from None
+
+
+def _enforce(result: dict[str, Any], bounds: list[tuple[str, float]]) -> None:
+    for metric, bound in bounds:
+        for verdict in result["verdicts"]:
+            if verdict[metric] > bound:
+                _errors.print(f"{metric} is {verdict[metric]:.3g} under {verdict['defense']}, above {bound:g}")
+                raise typer.Exit(CROSSED)
+
+
+def _print_summary(result: dict[str, Any], page: Path) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("defense", "attack"):
+        table.add_column(title)
+    for title in ("PSNR dB", "SSIM", "LPIPS", "identified", "labels", "seconds"):
+        table.add_column(title, justify="right")
+    for row in result["rows"]:
+        attack = f"{row['attack']} of {row['prior_of']}" if row["prior_of"] else row["attack"]
+        lpips = "n/a" if row["lpips"] is None else f"{row['lpips']:.3f}"
+        table.add_row(
+            "any" if row["prior_of"] else row["defense"], attack, f"{row['psnr']:.1f}", f"{row['ssim']:.3f}", lpips,
+            f"{row['identified']:.0%}", f"{row['label_accuracy']:.0%}", f"{row['seconds']:.1f}",
+        )  # fmt: skip
+    _out.print(table)
+    _out.print()
+    for verdict in result["verdicts"]:
+        _out.print(verdict["sentence"], highlight=False, markup=False)
+    for name, reason in result["rows"][0]["not_available"].items():
+        _out.print(f"{name} is not available: {reason}", highlight=False, markup=False)
+    _out.print(f"\nreport: {page}", highlight=False, markup=False)

@@ -1,0 +1,63 @@
+"""The command line: parse, call, print. Exit codes: 0 done, 2 bad input, 3 a bound was crossed, 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gradveil import __version__
+from gradveil.cli import assets, attack, audit, bench, listing
+from gradveil.core.errors import GradveilError
+
+app = typer.Typer(
+    name="gradveil",
+    help="Shows what a federated-learning update gives away about the private data behind it, and stops it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+app.command("audit")(audit.audit)
+app.command("report")(audit.report)
+app.command("score")(audit.score)
+app.command("attack")(attack.attack)
+app.command("list")(listing.show)
+app.add_typer(assets.app, name="assets")
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gradveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def run() -> None:
+    """The entry point: every error a person can act on becomes one line."""
+    try:
+        app(standalone_mode=True)
+    except GradveilError as error:
+        Console(stderr=True, soft_wrap=True).print(f"gradveil: {error}", markup=False, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("gradveil: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

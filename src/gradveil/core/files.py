@@ -1,0 +1,98 @@
+"""Tensor files: safetensors with a typed header, written whole or not at all, and hostile until checked when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gradveil.core.errors import BadFileError, GradveilError
+
+VERSION = 1
+MAX_BYTES = 16 * 2**30
+_KEY = "gradveil"
+_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"}
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the file in one step: after a crash there is the old content or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise GradveilError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write named tensors with a header that says what the file is."""
+    header = {_KEY: json.dumps({"kind": kind, "version": VERSION, "meta": dict(meta)}, allow_nan=False)}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(plain, metadata=header))
+
+
+Check = Callable[[dict[str, Any], dict[str, tuple[int, ...]]], None]
+"""Looks at the header's meta and at every tensor's shape before any tensor is loaded, and raises if they cannot be."""
+
+
+def read_tensors(
+    path: Path, kind: str, *, check: Check | None = None, max_bytes: int = MAX_BYTES
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the meta of a file of this kind. Whatever is wrong with it is a BadFileError of one line."""
+    size = _size(path)
+    if size > max_bytes:
+        raise BadFileError(f"{path} is too large: {size:,} bytes, at most {max_bytes:,} are read")
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = _meta(path, kind, file.metadata())
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            for name, part in slices.items():
+                if part.get_dtype() not in _DTYPES:
+                    raise BadFileError(f"{path}: tensor {name!r} is of type {part.get_dtype()}, which is not read here")
+            if check is not None:
+                check(meta, {name: tuple(part.get_shape()) for name, part in slices.items()})
+            tensors = {name: file.get_tensor(name) for name in slices}
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise BadFileError(f"{path} is damaged or not a safetensors file: {reason}") from None
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadFileError(f"{path}: tensor {name!r} holds NaN or infinity")
+    return tensors, meta
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise BadFileError(f"there is no file {path}")
+    return path.stat().st_size
+
+
+def _meta(path: Path, kind: str, header: Mapping[str, str] | None) -> dict[str, Any]:
+    try:
+        said = json.loads((header or {})[_KEY])
+        found, version, meta = said["kind"], said["version"], said["meta"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise BadFileError(f"{path} was not written by Gradveil: its header does not say what it holds") from None
+    if found != kind:
+        raise BadFileError(f"{path} holds {str(found)[:40]!r}, not {kind!r}: was it renamed?")
+    if version != VERSION or not isinstance(meta, dict):
+        raise BadFileError(f"{path} is of version {str(version)[:10]!r}; this Gradveil reads version {VERSION}")
+    return meta

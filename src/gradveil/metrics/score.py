@@ -1,0 +1,81 @@
+"""All metrics of reconstructions against the truth, for the one place where the two meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Batch
+from gradveil.metrics.identity import ranks
+from gradveil.metrics.perceptual import LPIPS
+from gradveil.metrics.pixel import mse, psnr, ssim, ssim_pairwise
+from gradveil.metrics.representation import Represent, features
+
+FAILED = {"mse": 1.0, "psnr": 0.0, "ssim": -1.0, "lpips": 1.0}
+"""What a guess that is no picture scores: the worst that images in [0, 1] can, and for LPIPS, which has no bound, 1."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Metrics per image, each [n], under the names of ``METRICS``; a metric that could not be had is absent."""
+
+    per_image: dict[str, Tensor]
+    identified_by: Literal["lpips", "ssim"]
+    """The distance by which candidates were ranked: LPIPS, or 1 - SSIM where LPIPS was not available."""
+
+    def means(self) -> dict[str, float]:
+        return {name: float(values.double().mean()) for name, values in self.per_image.items()}
+
+
+def score(
+    truth: Batch,
+    guess: Batch,
+    *,
+    gallery: Tensor,
+    truth_index: Tensor,
+    lpips: LPIPS | None,
+    representation: Represent | None,
+) -> Scores:
+    """Score guesses that stand in the order of the truth (see ``matched``).
+
+    ``gallery`` [m, C, H, W] holds the candidates among which each private image is to be picked out; ``truth_index``
+    [n] says where in it each one is. Pixels outside [0, 1] are clipped, as any viewer would. A guess with a pixel that
+    is not finite is no picture: it scores ``FAILED``, puts the private image last among the candidates, and its
+    representation counts as zero.
+    """
+    _check(truth, guess, gallery, truth_index)
+    is_picture = guess.inputs.isfinite().flatten(1).all(dim=1)
+    images = guess.inputs.clamp(0, 1).where(is_picture[:, None, None, None], 0.0)
+    per_image = {
+        "mse": mse(images, truth.inputs),
+        "psnr": psnr(images, truth.inputs),
+        "ssim": ssim(images, truth.inputs),
+    }
+    if lpips is None:
+        distances = 1 - ssim_pairwise(images, gallery)
+    else:
+        distances = lpips.pairwise(images, gallery)
+        per_image["lpips"] = lpips.distance(images, truth.inputs)
+    for name, values in per_image.items():
+        per_image[name] = values.where(is_picture, FAILED[name])
+    if representation is not None:
+        found = features(images, representation).where(is_picture[:, None], 0.0)
+        per_image["mse_r"] = (found - features(truth.inputs, representation)).square().mean(dim=1)
+    per_image["rank"] = ranks(distances.where(is_picture[:, None], torch.inf), truth_index)
+    per_image["identified"] = per_image["rank"] == 1
+    per_image["label_correct"] = guess.labels == truth.labels
+    return Scores(per_image, identified_by="ssim" if lpips is None else "lpips")
+
+
+def _check(truth: Batch, guess: Batch, gallery: Tensor, truth_index: Tensor) -> None:
+    if guess.inputs.shape != truth.inputs.shape:
+        shapes = f"{list(guess.inputs.shape)}, the truth {list(truth.inputs.shape)}"
+        raise GradveilError(f"a guess must have the shape of the truth to be scored: the guess is {shapes}")
+    if len(gallery) < 2:
+        raise GradveilError("identification needs at least one distractor: give more candidates than the private image")
+    if not torch.equal(gallery[truth_index], truth.inputs):
+        raise GradveilError("truth_index does not point at the private images in the gallery")

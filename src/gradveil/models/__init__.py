@@ -1,0 +1,22 @@
+"""Models by name or import path, as pure functions of their parameters, and where their layers are."""
+
+from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
+from gradveil.models.building import build, canonical
+from gradveil.models.functional import Functional
+from gradveil.models.imported import is_import_path
+from gradveil.models.inputs import Normalize
+from gradveil.models.registry import MODELS
+from gradveil.models.structure import Representation, classifier, first_layer, representation
+
+__all__ = [
+    "MODELS",
+    "Functional",
+    "Normalize",
+    "Representation",
+    "build",
+    "canonical",
+    "classifier",
+    "first_layer",
+    "is_import_path",
+    "representation",
+]

@@ -1,0 +1,144 @@
+"""Residual networks (He et al., CVPR 2016), with a stem for small images or for ImageNet's.
+
+Parameters are named as torchvision's; layers keep PyTorch's default initialisation.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradveil.assets import fetch
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Domain
+from gradveil.models.inputs import first_operation, is_small
+from gradveil.models.registry import MODELS
+
+Stem = Literal["auto", "cifar", "imagenet"]
+
+
+def _conv(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(channels, out, size, stride, padding=size // 2, bias=False)
+
+
+def _downsample(channels: int, out: int, stride: int) -> nn.Module:
+    if stride == 1 and channels == out:
+        return nn.Identity()
+    return nn.Sequential(_conv(channels, out, 1, stride), nn.BatchNorm2d(out))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside the identity (ResNet-18 and -34)."""
+
+    expansion = 1
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv(channels, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, 3), nn.BatchNorm2d(width)
+        self.downsample = _downsample(channels, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1, beside the identity (ResNet-50 and deeper). The 3x3 carries the stride."""
+
+    expansion = 4
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _conv(channels, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = _conv(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
+        self.downsample = _downsample(channels, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return F.relu(out + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """A stem, four stages of residual blocks, average pooling and one linear layer."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        *,
+        block: type[BasicBlock] | type[Bottleneck],
+        blocks: tuple[int, int, int, int],
+        stem: Stem,
+        normalize: bool,
+    ) -> None:
+        super().__init__()
+        self.normalize = first_operation(domain, normalize)
+        small = stem == "cifar" or (stem == "auto" and is_small(domain))
+        self.conv1 = _conv(domain.channels, 64, 3) if small else _conv(domain.channels, 64, 7, stride=2)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        stages = []
+        channels = 64
+        for stage, count in enumerate(blocks):
+            width, layers = 64 * 2**stage, []
+            for index in range(count):
+                layers.append(block(channels, width, stride=2 if stage > 0 and index == 0 else 1))
+                channels = width * block.expansion
+            stages.append(nn.Sequential(*layers))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(channels, domain.classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out = self.maxpool(F.relu(self.bn1(self.conv1(self.normalize(inputs)))))
+        out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
+        scores: Tensor = self.fc(out.mean(dim=(2, 3)))
+        return scores
+
+
+@MODELS.register("resnet18")
+def resnet18(
+    domain: Domain, *, stem: Stem = "auto", normalize: bool = True, weights: Literal["none", "cifar10"] = "none"
+) -> ResNet:
+    """ResNet-18; ``weights=cifar10`` is a network trained on CIFAR-10 (93.7% test accuracy).
+
+    ``stem=auto`` takes the 3x3 stem for sides up to 64. The trained weights expect plain [0, 1] inputs, so with them
+    ``normalize`` is off.
+    """
+    if weights == "none":
+        return ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem=stem, normalize=normalize)
+    if (domain.channels, domain.classes) != (3, 10) or stem == "imagenet":
+        raise GradveilError("resnet18's weights=cifar10 need 3 channels, 10 classes and the cifar stem; drop weights=")
+    model = ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem="cifar", normalize=False)
+    model.load_state_dict(_cifar10_weights())
+    return model
+
+
+def _cifar10_weights() -> dict[str, Tensor]:
+    """The trained state dict, its two foreign names turned into torchvision's."""
+    state = torch.load(fetch("cifar-resnet18") / "model_test.pt", map_location="cpu", weights_only=True)
+    return {name.replace("shortcut", "downsample").replace("linear", "fc"): tensor for name, tensor in state.items()}
+
+
+@MODELS.register("resnet34")
+def resnet34(domain: Domain, *, stem: Stem = "auto", normalize: bool = True) -> ResNet:
+    """ResNet-34; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
+    return ResNet(domain, block=BasicBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize)
+
+
+@MODELS.register("resnet50")
+def resnet50(domain: Domain, *, stem: Stem = "auto", normalize: bool = True) -> ResNet:
+    """ResNet-50; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
+    return ResNet(domain, block=Bottleneck, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize)
+
+
+@MODELS.register("resnet152")
+def resnet152(domain: Domain, *, stem: Stem = "auto", normalize: bool = True) -> ResNet:
+    """ResNet-152; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
+    return ResNet(domain, block=Bottleneck, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize)

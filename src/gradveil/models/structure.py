@@ -1,0 +1,81 @@
+"""Where a module's classifier, representation and first layer are, found by watching one forward pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Domain, Params
+from gradveil.models.building import example
+
+
+def classifier(module: nn.Module, domain: Domain) -> str:
+    """The name of the last linear layer that a forward pass goes through."""
+    linear = [name for name in executed(module, domain) if isinstance(module.get_submodule(name), nn.Linear)]
+    if not linear:
+        raise GradveilError(
+            f"{type(module).__name__} has no torch.nn.Linear in its forward pass, so no classifier: end it with one"
+        )
+    return linear[-1]
+
+
+def first_layer(module: nn.Module, domain: Domain) -> str:
+    """The name of the first layer with parameters of its own that a forward pass goes through."""
+    names = executed(module, domain)
+    if not names:
+        raise GradveilError(f"{type(module).__name__} calls no submodule that has parameters, so it has no first layer")
+    return names[0]
+
+
+def executed(module: nn.Module, domain: Domain) -> list[str]:
+    """The names of all submodules with parameters of their own, in the order in which one forward pass enters them."""
+    seen: list[str] = []
+    probe = copy.deepcopy(module).eval()
+    for name, layer in probe.named_modules():
+        if name and next(layer.parameters(recurse=False), None) is not None:
+            layer.register_forward_pre_hook(_remember(seen, name))
+    with torch.no_grad():
+        probe(example(probe, domain))
+    return seen
+
+
+def _remember(seen: list[str], name: str) -> Callable[[nn.Module, Any], None]:
+    def hook(_layer: nn.Module, _inputs: Any) -> None:
+        seen.append(name)
+
+    return hook
+
+
+class Representation:
+    """What a module makes of inputs [n, C, H, W] just before its classifier: [n, features], differentiable.
+
+    Works on a deep copy in eval mode. ``params`` evaluates it at other parameters than the module's.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        self.layer = layer
+        self._module = copy.deepcopy(module).eval().requires_grad_(False)
+
+    def __call__(self, inputs: Tensor, params: Params | None = None) -> Tensor:
+        caught: list[Tensor] = []
+
+        def catch(_layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            caught.append(arguments[0])
+
+        handle = self._module.get_submodule(self.layer).register_forward_pre_hook(catch)
+        try:
+            functional_call(self._module, params or {}, (inputs,))
+        finally:
+            handle.remove()
+        return caught[-1].flatten(1)
+
+
+def representation(module: nn.Module, domain: Domain) -> Representation:
+    """The function from inputs to the flattened input of the classifier."""
+    return Representation(module, classifier(module, domain))

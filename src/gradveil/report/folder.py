@@ -1,0 +1,193 @@
+"""What a saved audit folder holds, read and checked: the rows, the verdicts, and where their pictures lie."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradveil.core.errors import BadFileError
+from gradveil.report.fields import Fields, number_or_none
+from gradveil.report.measures import MEASURES
+
+VERSION = 1
+LARGEST_JSON = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """How well one private image was reconstructed. ``index`` is its position in the data set."""
+
+    index: int | None
+    label: int | None
+    scores: dict[str, float | None]
+    identified: bool
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The attack's own objective: one line of values per image, over ``steps``. None where it had no finite value."""
+
+    steps: tuple[float, ...]
+    lines: tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attack against one defense, over all images."""
+
+    defense: str
+    attack: str
+    prior_of: str | None
+    threat: str
+    assumptions: tuple[str, ...]
+    scores: dict[str, float | None]
+    interval: tuple[float, float] | None
+    identified_by: str | None
+    not_available: dict[str, str]
+    per_image: tuple[ImageScore, ...]
+    objective: float | None
+    seconds: float | None
+    flags: tuple[str, ...]
+    log: dict[str, object]
+    trace: Trace
+    reconstruction: str
+    truth: str
+
+    @property
+    def is_prior(self) -> bool:
+        """Whether this is the search without the update, which is what chance looks like."""
+        return self.attack == "prior-only"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worst case of one defense over all attacks."""
+
+    defense: str
+    attack: str | None
+    threat: str | None
+    identified: float | None
+    interval: tuple[float, float] | None
+    chance: float | None
+    images: int | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A saved audit. ``case`` and ``environment`` are kept as they were written."""
+
+    folder: Path
+    case: Fields
+    environment: Fields
+    rows: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...]
+
+    def path(self, name: str) -> Path:
+        """A file of this audit. A name that leads out of the folder is refused: the JSON may come from a stranger."""
+        try:
+            path = (self.folder / name).resolve()
+            inside = path.is_relative_to(self.folder.resolve())
+        except (ValueError, OSError):  # characters that no file name has, a loop of links
+            inside = False
+        if not inside:
+            raise BadFileError(f"{self.folder / 'audit.json'} names {name!r}, which is no file in the audit folder")
+        return path
+
+
+def load(folder: Path) -> Audit:
+    """Read ``folder/audit.json``."""
+    if not folder.is_dir():
+        raise BadFileError(f"{folder} is not a folder; give the folder that an audit was saved in")
+    path = folder / "audit.json"
+    top = Fields(_read_json(path), str(path))
+    version = top.raw.get("version")
+    if version != VERSION:
+        raise BadFileError(
+            f"{path} is of version {version!r}, this gradveil reads version {VERSION}; "
+            "render it with the gradveil that wrote it"
+        )
+    rows = tuple(_row(fields) for fields in top.objects("rows", "row"))
+    if not rows:
+        raise BadFileError(f"{path} holds no rows yet; finish the audit with --resume")
+    verdicts = tuple(_verdict(fields) for fields in top.objects("verdicts", "verdict"))
+    return Audit(folder, top.object("case"), top.object("environment"), rows, verdicts)
+
+
+def _read_json(path: Path) -> object:
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_JSON:
+            raise BadFileError(f"{path} is too large for an audit ({size / 2**20:.0f} MiB)")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadFileError(f"there is no {path}; give the folder that an audit was saved in") from None
+    except OSError as error:
+        raise BadFileError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
+        raise BadFileError(f"{path} is not valid JSON; the file is damaged or was cut short") from None
+
+
+def _row(fields: Fields) -> Row:
+    files = fields.object("files")
+    return Row(
+        defense=fields.text("defense"),
+        attack=fields.text("attack"),
+        prior_of=fields.optional_text("prior_of"),
+        threat=fields.optional_text("threat") or "",
+        assumptions=tuple(dict.fromkeys(fields.texts("assumptions"))),
+        scores={measure.key: fields.number(measure.key) for measure in MEASURES},
+        interval=fields.interval("identified_interval"),
+        identified_by=fields.optional_text("identified_by"),
+        not_available={key: str(reason) for key, reason in fields.object("not_available").raw.items()},
+        per_image=tuple(_image(f) for f in fields.objects("per_image", "image")),
+        objective=fields.number("objective"),
+        seconds=fields.number("seconds"),
+        flags=tuple(dict.fromkeys(fields.texts("flags"))),
+        log=dict(fields.object("log").raw),
+        trace=_trace(fields.object("trace")),
+        reconstruction=files.text("reconstruction"),
+        truth=files.text("truth"),
+    )
+
+
+def _image(fields: Fields) -> ImageScore:
+    return ImageScore(
+        index=_whole(fields, "index"),
+        label=_whole(fields, "label"),
+        scores={key: fields.number(key) for key in ("psnr", "ssim", "lpips")},
+        identified=fields.flag("identified"),
+    )
+
+
+def _trace(fields: Fields) -> Trace:
+    """The trace, cut to the shortest of its parts: an attack that stopped early has fewer values than steps."""
+    steps = tuple(number_or_none(s) for s in fields.items("steps"))
+    known = tuple(s for s in steps if s is not None)
+    if len(known) < len(steps):
+        raise BadFileError(f"{fields.where}: 'steps' should be a list of numbers; the file is damaged")
+    lines = tuple(
+        tuple(number_or_none(v) for v in line[: len(known)])
+        for line in fields.items("objective")
+        if isinstance(line, list)
+    )
+    return Trace(known, lines)
+
+
+def _verdict(fields: Fields) -> Verdict:
+    return Verdict(
+        defense=fields.text("defense"),
+        attack=fields.optional_text("attack"),
+        threat=fields.optional_text("threat"),
+        identified=fields.number("identified"),
+        interval=fields.interval("identified_interval"),
+        chance=fields.number("prior_only_identified"),
+        images=_whole(fields, "images"),
+        sentence=fields.optional_text("sentence") or "",
+    )
+
+
+def _whole(fields: Fields, key: str) -> int | None:
+    value = fields.number(key)
+    return None if value is None else round(value)

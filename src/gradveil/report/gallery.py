@@ -1,0 +1,170 @@
+"""The pictures of the report: which stand in which table, and what is written under each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from gradveil.core.errors import BadFileError
+from gradveil.report import pictures, words
+from gradveil.report.folder import Audit, ImageScore, Row
+from gradveil.report.measures import STYLES, styled
+
+MOST_COLUMNS = 24
+FEW, FEW_SIDE = 6, 128
+MANY_SIDE = 96
+LARGEST_SIDE = 128
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One picture. ``identified`` is None for the truth, which is not judged."""
+
+    source: str
+    alt: str
+    scores: tuple[str, ...] = ()
+    identified: bool | None = None
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One row of pictures: the truth, or what one attack drew against one defense."""
+
+    name: str
+    detail: str
+    kind: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Truth first, then attacks, then what the search draws without the update."""
+
+    title: str
+    strips: tuple[Strip, ...]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """All picture tables, with the labels of their columns and how the pictures are shown."""
+
+    columns: tuple[ImageScore, ...]
+    tables: tuple[Table, ...]
+    left_out: int
+    loss: str
+    width: int
+    height: int
+    pixelated: bool
+
+
+def build(audit: Audit) -> Gallery:
+    """Lay out the tables, then encode every picture file once, within the page's budget."""
+    _check_same_images(audit)
+    plan = layout(audit)
+    truth, listed = audit.rows[0].truth, audit.rows[0].per_image
+    columns = listed[:MOST_COLUMNS]
+    high, wide = pictures.read(audit.path(truth), count=1).shape[1:3]
+    uses = Counter(row.reconstruction for _, rows in plan for row in rows)
+    uses[truth] += len(plan)
+    encoded, rung = pictures.encode_all(
+        uses, lambda name: pictures.read(audit.path(name), count=len(columns)), side=max(high, wide)
+    )
+    first = _truth_strip(columns, encoded[truth])
+    tables = tuple(
+        Table(title, (first, *(_strip(row, encoded[row.reconstruction], by_attack=number > 0) for row in rows)))
+        for number, (title, rows) in enumerate(plan)
+    )
+    width, height = shown_size(wide, high, near=FEW_SIDE if len(columns) <= FEW else MANY_SIDE)
+    return Gallery(
+        columns,
+        tables,
+        left_out=len(listed) - len(columns),
+        loss=rung.words(),
+        width=width,
+        height=height,
+        pixelated=max(high, wide) <= LARGEST_SIDE // 2,
+    )
+
+
+def layout(audit: Audit) -> list[tuple[str, list[Row]]]:
+    """Titles and rows of the tables, each with chance last.
+
+    First every defense under its worst attack. Where there are several attacks, then all of them for each defense,
+    and at the end what each search draws without the update.
+    """
+    attacks: dict[str, list[Row]] = {}
+    for row in audit.rows:
+        if not row.is_prior:
+            attacks.setdefault(row.defense, []).append(row)
+    named = {verdict.defense: verdict.attack for verdict in audit.verdicts}
+    worst = {defense: _named_or_first(rows, named.get(defense)) for defense, rows in attacks.items()}
+    plan = [("Every defense under its worst attack", [*worst.values(), *_priors(audit, list(worst.values()))])]
+    if all(len(rows) == 1 for rows in attacks.values()):
+        return plan
+    for defense, rows in attacks.items():
+        plan.append((f"{words.defense_name(defense)}: every attack", [*rows, *_priors(audit, [worst[defense]])]))
+    every = [row for rows in attacks.values() for row in rows]
+    return [*plan, ("Every search without the update", _priors(audit, every))]
+
+
+def _named_or_first(rows: list[Row], attack: str | None) -> Row:
+    return next((row for row in rows if row.attack == attack), rows[0])
+
+
+def _priors(audit: Audit, attacks: list[Row]) -> list[Row]:
+    """The prior-only rows that belong to these attacks: one for each, that of the same defense where there is one."""
+    found: dict[str | None, Row] = {}
+    for attack in attacks:
+        fitting = [row for row in audit.rows if row.is_prior and row.prior_of in (attack.attack, None)]
+        same = [row for row in fitting if row.defense == attack.defense]
+        for row in [*same, *fitting][:1]:
+            found.setdefault(row.prior_of, row)
+    return list(found.values())
+
+
+def shown_size(width: int, height: int, *, near: int) -> tuple[int, int]:
+    """How large a picture is shown, in page pixels: a whole multiple of its own size where it is small.
+
+    >>> shown_size(32, 32, near=96), shown_size(28, 28, near=96), shown_size(224, 112, near=96)
+    ((96, 96), (84, 84), (128, 64))
+    """
+    longest = max(width, height)
+    scale = min(max(1, round(near / longest)), LARGEST_SIDE / longest)
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _check_same_images(audit: Audit) -> None:
+    indices = [image.index for image in audit.rows[0].per_image]
+    if not indices:
+        raise BadFileError(f"{audit.folder / 'audit.json'}: row 1 lists no images; the file is damaged")
+    for number, row in enumerate(audit.rows, start=1):
+        if [image.index for image in row.per_image] != indices:
+            raise BadFileError(f"{audit.folder / 'audit.json'}: row {number} is about other images than row 1")
+
+
+def _truth_strip(columns: tuple[ImageScore, ...], sources: list[str]) -> Strip:
+    cells = tuple(
+        Cell(source, f"Private image {image.index}, label {image.label}")
+        for source, image in zip(sources, columns, strict=True)
+    )
+    return Strip("Truth", "the private images", "truth", cells)
+
+
+def _strip(row: Row, sources: list[str], *, by_attack: bool) -> Strip:
+    """One row of pictures. ``by_attack``: the table is about one defense, so the attack is what tells rows apart."""
+    images = row.per_image[: len(sources)]
+    if row.is_prior:
+        name, detail, who = "Chance", words.attack_name(row), "Drawn without the update for"
+    else:
+        name, detail = words.defense_name(row.defense), f"under {row.attack}"
+        if by_attack:
+            name, detail = row.attack, f"against {words.in_sentence(row.defense)}"
+        who = f"{row.attack} against {words.in_sentence(row.defense)}:"
+    cells = tuple(_cell(row, image, source, who) for source, image in zip(sources, images, strict=True))
+    return Strip(name, detail, "prior" if row.is_prior else "attack", cells)
+
+
+def _cell(row: Row, image: ImageScore, source: str, who: str) -> Cell:
+    look = "ssim" if row.identified_by == "ssim" else "lpips"
+    scores = tuple(f"{key.upper()} {styled(image.scores[key], STYLES[key])}" for key in ("psnr", look))
+    return Cell(source, f"{who} image {image.index}", scores, image.identified)

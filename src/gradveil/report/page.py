@@ -1,0 +1,113 @@
+"""Puts a saved audit on one page and writes it beside the audit."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.report import gallery, measures, plots, words
+from gradveil.report.folder import Audit, Row, load
+
+
+def render(folder: Path) -> Path:
+    """Write ``folder/report.html`` from the audit saved in ``folder``, and return its path.
+
+    The page is complete in itself: it fetches nothing, and a content security policy in it forbids that anything does.
+    """
+    audit = load(folder)
+    try:
+        html = _environment().get_template("report.html").render(_content(audit))
+    except RecursionError:  # JSON may nest deeper than it can be written as YAML
+        raise BadFileError(f"{folder / 'audit.json'} is nested too deeply; the file is damaged") from None
+    return _write(folder / "report.html", html)
+
+
+def _environment() -> jinja2.Environment:
+    """Templates that escape whatever the JSON brings, and fail on a name that does not exist."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("gradveil.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "styled": measures.styled,
+        "span": measures.span,
+        "breakable": _breakable,
+        "defense_name": words.defense_name,
+        "in_sentence": words.in_sentence,
+        "attack_name": words.attack_name,
+        "threat_name": words.threat_name,
+    }
+    return environment
+
+
+def _content(audit: Audit) -> dict[str, object]:
+    """Everything the template shows, in the order of the page."""
+    style, script = _template_file("report.css"), _template_file("report.js")
+    flags = words.flags(audit.rows)
+    return {
+        "style": Markup(style),
+        "script": Markup(script),
+        "style_hash": _policy_hash(style),
+        "script_hash": _policy_hash(script),
+        "audit": audit,
+        "model": words.value_of(audit.case, "model"),
+        "data": words.value_of(audit.case, "data"),
+        "headline": words.headline(audit.verdicts),
+        "cards": [(verdict, words.above_chance(verdict), plots.share_bar(verdict)) for verdict in audit.verdicts],
+        "threats": list(dict.fromkeys(row.threat for row in audit.rows)),
+        "assumptions": words.assumptions(audit.rows),
+        "setting": words.setting(audit.case),
+        "gallery": gallery.build(audit),
+        "measures": measures.MEASURES,
+        "missing": words.missing(audit.rows),
+        "logged": words.logged(audit.rows),
+        "flags": flags,
+        "flag_numbers": {flag: number for number, (flag, _) in enumerate(flags, start=1)},
+        "curves": _curves(audit.rows),
+        "case_yaml": yaml.safe_dump(dict(audit.case.raw), sort_keys=False, allow_unicode=True),
+    }
+
+
+def _breakable(spec: str) -> Markup:
+    """A spec that may break after its punctuation, and so need not anywhere else."""
+    pieces = re.findall(r"[^:,+]*[:,+]?", spec)
+    return Markup("<wbr>").join(piece for piece in pieces if piece)
+
+
+def _curves(rows: tuple[Row, ...]) -> list[tuple[Row, Markup]]:
+    named = ((row, f"{row.attack} against {words.in_sentence(row.defense)}") for row in rows if not row.is_prior)
+    drawn = ((row, plots.objective_curve(row.trace, title)) for row, title in named)
+    return [(row, curve) for row, curve in drawn if curve is not None]
+
+
+def _template_file(name: str) -> str:
+    return Path(__file__).with_name("templates").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy_hash(text: str) -> str:
+    """How a content security policy names the one style sheet or script that may be used."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def _write(path: Path, html: str) -> Path:
+    """Write the whole file or nothing: a reader never finds half a report."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(html, encoding="utf-8", errors="replace")
+        partial.replace(path)
+    except OSError as error:
+        raise GradveilError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

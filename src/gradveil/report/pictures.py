@@ -1,0 +1,128 @@
+"""Saved pictures as PNG data for the page, as exact as the page's weight allows.
+
+A page may hold thousands of pictures, and noise does not compress. So there is a ladder of ever smaller encodings: the
+first, exact one that fits the budget is taken, and the page says which it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+
+from gradveil.core.errors import BadFileError
+
+Pixels = NDArray[np.uint8]
+LARGEST_SIDE = 4096
+BUDGET = 11_500_000
+"""Characters of base64 on one page; text and curves of the largest report fit beside it in 15 MB."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How pictures are stored: sides of at most ``side`` pixels, at most ``colors`` colors. None is as it was."""
+
+    side: int | None = None
+    colors: int | None = None
+
+    def fitted(self, side: int) -> Rung:
+        """The same for pictures of this many pixels a side, which may be small enough already.
+
+        >>> Rung(side=64, colors=32).fitted(28)
+        Rung(side=None, colors=32)
+        """
+        return self if self.side is None or side > self.side else Rung(None, self.colors)
+
+    def words(self) -> str:
+        """What pictures lost, for a reader; empty when nothing."""
+        parts = [f"{self.side} pixels a side"] if self.side else []
+        parts += [f"{self.colors} colors"] if self.colors else []
+        return " and ".join(parts)
+
+
+LADDER = (
+    Rung(),
+    Rung(side=128),
+    Rung(side=128, colors=128),
+    Rung(side=64, colors=64),
+    Rung(side=32, colors=32),
+    Rung(side=16, colors=16),
+)
+
+
+def read(path: Path, *, count: int) -> Pixels:
+    """The first ``count`` pictures of a safetensors file with ``inputs`` [n, C, H, W] in [0, 1], as [count, H, W, C].
+
+    Kind and shape are read from the file's header and checked before any pixel is.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            if "inputs" not in file.keys():  # noqa: SIM118 (not a mapping)
+                raise BadFileError(f"{path} holds no 'inputs'; it is not a file of pictures from an audit")
+            inputs = file.get_slice("inputs")
+            _check(path, inputs.get_dtype(), tuple(inputs.get_shape()), count)
+            values: NDArray[np.float32] = inputs[:count]
+    except FileNotFoundError:
+        raise BadFileError(f"{path} is missing; the audit folder is not complete, run the audit again") from None
+    except (SafetensorError, OSError) as error:
+        raise BadFileError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    if not np.isfinite(values).all():
+        raise BadFileError(f"{path} holds values that are not finite; pictures are in [0, 1]")
+    pixels: Pixels = np.rint(values.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    return pixels
+
+
+def _check(path: Path, kind: str, shape: tuple[int, ...], count: int) -> None:
+    if kind != "F32" or len(shape) != 4 or shape[1] not in (1, 3) or not all(1 <= s <= LARGEST_SIDE for s in shape[2:]):
+        raise BadFileError(f"{path}: 'inputs' should be float32 pictures [n, 1 or 3, H, W], not {kind} {list(shape)}")
+    if shape[0] < count:
+        raise BadFileError(
+            f"{path} holds {shape[0]} pictures where the audit lists {count}; the folder is not complete"
+        )
+
+
+def encode_all(
+    uses: Mapping[str, int], read_one: Callable[[str], Pixels], *, side: int, budget: int = BUDGET
+) -> tuple[dict[str, list[str]], Rung]:
+    """Each file's pictures as data addresses, and the rung of the ladder they stand on.
+
+    ``uses`` tells how often each file is shown, since each showing weighs. A rung is left as soon as it is over the
+    budget, so the cost of trying is bounded; the last one is taken as it comes. ``side`` is that of the pictures.
+    """
+    *rungs, last = dict.fromkeys(rung.fitted(side) for rung in LADDER)
+    for rung in rungs:
+        encoded = _encode_within(uses, read_one, rung, budget)
+        if encoded is not None:
+            return encoded, rung
+    return {name: [_png(pixels, last) for pixels in read_one(name)] for name in uses}, last
+
+
+def _encode_within(
+    uses: Mapping[str, int], read_one: Callable[[str], Pixels], rung: Rung, budget: int
+) -> dict[str, list[str]] | None:
+    encoded: dict[str, list[str]] = {}
+    for name, times in uses.items():
+        encoded[name] = [_png(pixels, rung) for pixels in read_one(name)]
+        budget -= times * sum(map(len, encoded[name]))
+        if budget < 0:
+            return None
+    return encoded
+
+
+def _png(pixels: Pixels, rung: Rung) -> str:
+    """One picture [H, W, C] as a data address."""
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    if rung.side and max(image.size) > rung.side:
+        image.thumbnail((rung.side, rung.side), Image.Resampling.BOX)
+    if rung.colors:
+        image = image.quantize(rung.colors, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=9)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,0 +1,171 @@
+"""The report's plain language: the outcome, the adversary and the setting, in sentences for a reader without us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gradveil.report.fields import Fields, number_or_none
+from gradveil.report.folder import Row, Verdict
+from gradveil.report.measures import MEASURES, styled
+
+THREATS = {
+    "A": "eavesdropper",
+    "B": "informed eavesdropper",
+    "C": "parameter-aware eavesdropper",
+    "D": "data-enhanced eavesdropper",
+    "E": "statistics-informed eavesdropper",
+    "F": "active manipulator",
+    "G": "data-enhanced manipulator",
+    "H": "active client manipulator",
+}
+
+
+def defense_name(spec: str) -> str:
+    return "No defense" if spec == "none" else spec
+
+
+def in_sentence(spec: str) -> str:
+    """A defense as it is called inside a sentence."""
+    return "no defense" if spec == "none" else spec
+
+
+def attack_name(row: Row) -> str:
+    if not row.is_prior:
+        return row.attack
+    return f"prior only ({row.prior_of})" if row.prior_of else "prior only"
+
+
+def threat_name(threat: str) -> str:
+    return f"{threat}, {THREATS[threat]}" if threat in THREATS else threat
+
+
+def above_chance(verdict: Verdict) -> bool | None:
+    """Whether even the low end of the interval lies above what the search finds without the update; None: not known."""
+    if verdict.interval is None or verdict.chance is None:
+        return None
+    return verdict.interval[0] > verdict.chance
+
+
+def headline(verdicts: Sequence[Verdict]) -> str:
+    """The outcome of the whole audit in one or two sentences."""
+    judged = [(verdict, share) for verdict in verdicts if (share := verdict.identified) is not None]
+    if not judged:
+        return "No share of identified images was measured, so this audit has no verdict."
+    above = sum(above_chance(verdict) is True for verdict, _ in judged)
+    worst, share = max(judged, key=lambda pair: pair[1])
+    extreme = f"{styled(share, 'percent')} of private images were identified with {in_sentence(worst.defense)}"
+    if len(judged) == 1:
+        return f"With the attacks tried, {extreme}: {'' if above else 'not '}more often than chance explains."
+    count = "none" if not above else "each" if above == len(judged) else f"{above}"
+    return (
+        f"In {count} of the {len(judged)} settings tried, private images were identified more often than chance "
+        f"explains. At worst, {extreme}."
+    )
+
+
+def setting(case: Fields) -> list[str]:
+    """What was attacked and how hard, in sentences."""
+    images = _count(case, "images", "image")
+    batch = _count(case, "batch_size", "private image")
+    restarts = _count(case, "restarts", "restart")
+    sentences = [
+        f"The private data are {images} of {value_of(case, 'data')}; the model is {value_of(case, 'model')}.",
+        f"Each update is computed from {batch}.",
+        recipe(case.object("recipe")),
+        f"The adversary searches with the budget “{value_of(case, 'budget')}” and {restarts} per update.",
+        "It keeps the result that its own objective prefers: it never sees the truth.",
+    ]
+    if number_or_none(case.raw.get("gallery")) is not None:
+        sentences.append(f"An image is identified in a line-up of {_count(case, 'gallery', 'image')}.")
+    return sentences
+
+
+def recipe(fields: Fields) -> str:
+    """How the client trains, in a sentence."""
+    mode = "training" if fields.flag("train_mode") else "evaluation"
+    if fields.optional_text("sends") != "delta":
+        return (
+            f"The client sends the gradient of one step over its whole batch, with the model in {mode} mode (FedSGD)."
+        )
+    size = fields.number("batch_size")
+    batches = "all images at once" if size is None else f"mini-batches of {_count(fields, 'batch_size', 'image')}"
+    extras = [
+        f"{key.replace('_', ' ')} {value:g}, " for key in ("momentum", "weight_decay") if (value := fields.number(key))
+    ]
+    return (
+        f"The client trains for {_count(fields, 'epochs', 'epoch')} in {batches}, with learning rate "
+        f"{value_of(fields, 'lr')}, {''.join(extras)}and the model in {mode} mode, "
+        "then sends the change of its parameters (FedAvg)."
+    )
+
+
+def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the adversary was assumed to know: sentences, each with where it holds ("" for everywhere)."""
+    attacks = [row for row in rows if not row.is_prior]
+    holders = _grouped((sentence, row) for row in attacks for sentence in row.assumptions)
+    placed = [(sentence, where(held, attacks)) for sentence, held in holders.items()]
+    return sorted(placed, key=lambda pair: pair[1] != "")
+
+
+def flags(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Each flag, in the order of the rows, with where it was raised ("" for everywhere)."""
+    raised = _grouped((flag, row) for row in rows for flag in row.flags)
+    attacks = [row for row in rows if not row.is_prior]
+
+    def among(held: Sequence[Row]) -> Sequence[Row]:
+        return rows if any(row.is_prior for row in held) else attacks
+
+    return [(flag, where(held, among(held))) for flag, held in raised.items()]
+
+
+def where(held: Sequence[Row], among: Sequence[Row]) -> str:
+    """In which of the rows something holds, as briefly as can be said: by defense, by attack, or one by one."""
+    if len(held) == len(among):
+        return ""
+    defenses = dict.fromkeys(row.defense for row in held)
+    if len(held) == sum(row.defense in defenses for row in among):
+        return "against " + ", ".join(map(in_sentence, defenses))
+    attacks = dict.fromkeys(map(attack_name, held))
+    if len(held) == sum(attack_name(row) in attacks for row in among):
+        return "for " + ", ".join(attacks)
+    return "; ".join(f"{attack_name(row)} against {in_sentence(row.defense)}" for row in held)
+
+
+def logged(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What each defense wrote down while it ran: (defense, "key = value, ..."), the same only once."""
+    lines = (
+        (row.defense, ", ".join(f"{key} = {_short(value)}" for key, value in row.log.items()))
+        for row in rows
+        if row.log and not row.is_prior
+    )
+    return list(dict.fromkeys(lines))
+
+
+def missing(rows: Sequence[Row]) -> list[str]:
+    """Measures that could not be had, with the reason, each once."""
+    names = {measure.key: measure.name for measure in MEASURES}
+    lines = (f"{names.get(key, key)}: {reason}" for row in rows for key, reason in row.not_available.items())
+    return list(dict.fromkeys(lines))
+
+
+def _grouped(pairs: Iterable[tuple[str, Row]]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for key, row in pairs:
+        groups.setdefault(key, []).append(row)
+    return groups
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def value_of(fields: Fields, key: str) -> str:
+    value = fields.raw.get(key)
+    return "(not recorded)" if value is None else str(value)
+
+
+def _count(fields: Fields, key: str, noun: str) -> str:
+    number = number_or_none(fields.raw.get(key))
+    if number is None:
+        return f"an unrecorded number of {noun}s"
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,158 @@
+"""Observations on disk: one file holds one broadcast and any number of replies to it.
+
+A file from outside names its architecture by a registry spec, never by code: a user's own architecture must be given by
+the user. Shapes are compared with the architecture before any tensor is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from gradveil import models
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.files import read_tensors, write_tensors
+from gradveil.core.trees import stack
+from gradveil.core.types import Domain, Params, Recipe
+from gradveil.threat.model import threat_model
+from gradveil.threat.observation import Observation
+
+KIND = "observation"
+
+
+def save_observations(path: Path, seen: Sequence[Observation]) -> None:
+    """Write replies to the same broadcast into one file."""
+    first = seen[0]
+    same = all(one.sent is first.sent and one.model == first.model and one.threat == first.threat for one in seen)
+    if not same:
+        raise GradveilError("one observation file holds replies to one broadcast; write several files")
+    tensors = {f"sent/{name}": tensor for name, tensor in first.sent.items()}
+    tensors |= {f"buffer/{name}": tensor for name, tensor in _persistent_buffers(first.module).items()}
+    tensors |= {f"reply/{name}": tensor for name, tensor in stack([one.reply for one in seen]).items()}
+    if first.labels is not None:
+        tensors["labels"] = torch.stack([cast(Tensor, one.labels) for one in seen])
+    meta = {
+        "model": first.model,
+        "domain": asdict(first.domain),
+        "threat": first.threat,
+        "kind": first.kind,
+        "replies": len(seen),
+        "batch_size": first.batch_size,
+        "recipe": None if first.recipe is None else asdict(first.recipe),
+        "defense": first.defense,
+    }
+    write_tensors(path, KIND, tensors, meta)
+
+
+def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Observation]:
+    """Read a file of observations. ``module`` is the architecture where the file names a user's own code."""
+    built: list[nn.Module] = []
+
+    def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        if module is None:
+            with torch.device("meta"):  # shapes alone: a hostile header cannot make us allocate
+                _check_shapes(path, meta, shapes, _architecture(path, meta))
+            built.append(_architecture(path, meta))
+        else:
+            _check_shapes(path, meta, shapes, module)
+            built.append(module)
+
+    tensors, meta = read_tensors(path, KIND, check=check)
+    architecture = built[0]
+    architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
+    replies, sent = _part(tensors, "reply/"), _part(tensors, "sent/")
+    common = _header(path, meta) | {"module": architecture, "sent": sent}
+    labels = tensors.get("labels")
+    return [
+        Observation(
+            **common,
+            reply={name: tensor[i] for name, tensor in replies.items()},
+            labels=None if labels is None else labels[i],
+        )
+        for i in range(meta["replies"])
+    ]
+
+
+def _architecture(path: Path, meta: dict[str, Any]) -> nn.Module:
+    """The module that the header names; its parameters do not matter, those of the file do."""
+    spec, domain = _header(path, meta)["model"], read_domain(path, meta)
+    if models.is_import_path(spec):
+        raise BadFileError(f"{path} is of the model {spec!r}, whose code is yours to give: add --model {spec}")
+    try:
+        return models.build(spec, domain, seed=0)
+    except GradveilError as error:
+        raise BadFileError(f"{path}: its header names a model that cannot be: {error}") from None
+
+
+def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an Observation that the header gives, each checked."""
+    model, kind, size, defense = (meta.get(key) for key in ("model", "kind", "batch_size", "defense"))
+    recipe = meta.get("recipe")
+    problems = [
+        (isinstance(model, str) and len(model) <= 200, "model"),
+        (kind in ("gradient", "delta"), "kind"),
+        (size is None or (type(size) is int and 1 <= size <= 2**20), "batch_size"),
+        (defense is None or (isinstance(defense, str) and len(defense) <= 500), "defense"),
+        (recipe is None or isinstance(recipe, dict), "recipe"),
+        (isinstance(meta.get("threat"), str), "threat"),
+        (type(meta.get("replies")) is int and meta["replies"] >= 1, "replies"),
+    ]
+    for good, field in problems:
+        if not good:
+            raise BadFileError(f"{path}: its header has an impossible {field!r}")
+    try:
+        return {
+            "model": model,
+            "kind": cast(Literal["gradient", "delta"], kind),
+            "batch_size": size,
+            "defense": defense,
+            "domain": read_domain(path, meta),
+            "threat": threat_model(meta["threat"]).name,
+            "recipe": None if recipe is None else Recipe(**recipe),
+        }
+    except (TypeError, GradveilError) as error:
+        raise BadFileError(f"{path}: its header is impossible: {error}") from None
+
+
+def read_domain(path: Path, meta: dict[str, Any]) -> Domain:
+    """The domain that a header names, checked."""
+    said = meta.get("domain")
+    try:
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(said or {}).items()}
+        return Domain(**values)
+    except (TypeError, ValueError, GradveilError) as error:
+        raise BadFileError(f"{path}: its header has an impossible 'domain': {error}") from None
+
+
+def _check_shapes(path: Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
+    _header(path, meta)
+    replies: int = meta["replies"]
+    wanted: dict[str, tuple[int, ...]] = {f"sent/{name}": tuple(p.shape) for name, p in module.named_parameters()}
+    wanted |= {f"reply/{name}": (replies, *p.shape) for name, p in module.named_parameters()}
+    wanted |= {f"buffer/{name}": tuple(b.shape) for name, b in _persistent_buffers(module).items()}
+    if "labels" in shapes:
+        wanted["labels"] = (replies, meta["batch_size"]) if meta.get("batch_size") else shapes["labels"]
+    for name in sorted(wanted.keys() | shapes.keys()):
+        if wanted.get(name) != shapes.get(name):
+            raise BadFileError(
+                f"{path}: tensor {name!r} is {_shape(shapes.get(name))}, "
+                f"where model {meta['model']!r} has {_shape(wanted.get(name))}"
+            )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else "x".join(map(str, shape)) or "a scalar"
+
+
+def _part(tensors: Params, prefix: str) -> Params:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _persistent_buffers(module: nn.Module) -> Params:
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in parameters}

@@ -1,0 +1,75 @@
+"""Class-per-folder images in the layouts of ImageNet, CelebA and HAM10000, made small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.data import IMAGENET_MEAN, load
+
+
+def paint(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (50, 40)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    paint(tmp_path / "n02" / "b.png", (0, 255, 0))
+    paint(tmp_path / "n01" / "deep" / "c.PNG", (0, 0, 255), (20, 90))
+    paint(tmp_path / "n01" / "a.jpeg", (255, 0, 0))
+    (tmp_path / "n01" / "notes.txt").write_text("not an image")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "labels.csv").write_text("not a class")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "size"), [("folder", 64), ("imagenet", 224), ("celeba", 64), ("ham10000", 64)])
+def test_classes_are_the_sorted_folders(root: Path, name: str, size: int) -> None:
+    images = load(f"{name}:path={root}")
+    assert images.class_names == ("n01", "n02")
+    assert images.labels.tolist() == [0, 0, 1]
+    assert images.domain.shape == (3, size, size)
+    assert images.mean == IMAGENET_MEAN
+    batch = images.batch([1, 2])
+    torch.testing.assert_close(batch.inputs.mean((2, 3)), torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]))
+
+
+def test_size_is_an_option(root: Path) -> None:
+    assert load(f"folder:path={root},size=16").batch([0]).inputs.shape == (1, 3, 16, 16)
+    with pytest.raises(GradveilError, match="size must be at least 1 pixel, not 0"):
+        load(f"folder:path={root},size=0")
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "CMYK", "LA"])
+def test_any_colour_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "a").mkdir()
+    suffix = "tif" if mode == "CMYK" else "png"
+    Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(tmp_path / "a" / f"x.{suffix}")
+    torch.testing.assert_close(load(f"folder:path={tmp_path},size=8").batch([0]).inputs, torch.ones(1, 3, 8, 8))
+
+
+def test_an_image_is_only_read_when_asked_for(root: Path) -> None:
+    (root / "n02" / "broken.jpg").write_bytes(b"no image")
+    images = load(f"folder:path={root}")
+    assert len(images.batch([0, 1, 2])) == 3
+    with pytest.raises(BadFileError, match=r"cannot read the image .*broken\.jpg"):
+        images.batch([3])
+
+
+def test_a_folder_without_classes_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(GradveilError, match="has no folder per class"):
+        load(f"folder:path={tmp_path}")
+    paint(tmp_path / "flat.png", (1, 2, 3))
+    with pytest.raises(GradveilError, match="has no folder per class"):
+        load(f"celeba:path={tmp_path}")
+
+
+def test_an_empty_class_is_named(root: Path) -> None:
+    (root / "n03").mkdir()
+    with pytest.raises(GradveilError, match="n03 holds no image; add some or remove that folder"):
+        load(f"imagenet:path={root}")

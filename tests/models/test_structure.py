@@ -1,0 +1,69 @@
+"""Finding layers by what runs, not by the order in which they were written down."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Domain
+from gradveil.models import build, classifier, first_layer, representation
+
+GREY = Domain(channels=1, height=4, width=4, classes=3, mean=(0.5,), std=(0.5,))
+
+
+class Shuffled(nn.Module):
+    """Registers its layers in another order than it runs them, and one that it never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+        self.unused = nn.Linear(9, 9)
+        self.middle = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 5), nn.Tanh())
+        self.first = nn.Linear(16, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x.flatten(1))))
+
+
+def test_order_of_execution_decides() -> None:
+    module = Shuffled()
+    assert first_layer(module, GREY) == "first"
+    assert classifier(module, GREY) == "last"
+    represent = representation(module, GREY)
+    inputs = torch.rand(2, 1, 4, 4)
+    assert module.training
+    assert not any(layer._forward_pre_hooks for layer in module.modules())
+    expected = module.eval().middle(module.first(inputs.flatten(1)))
+    torch.testing.assert_close(represent(inputs), expected)
+
+
+def test_representation_differentiates_and_takes_other_parameters() -> None:
+    module = Shuffled().eval()
+    represent = representation(module, GREY)
+    image = torch.rand(1, 4, 4)
+    jacobian = jacrev(lambda x: represent(x[None])[0])(image)
+    inner = torch.tanh(module.middle[1](module.first(image.flatten())))
+    by_hand = (1 - inner.square())[:, None] * (module.middle[1].weight @ module.first.weight)
+    torch.testing.assert_close(jacobian.flatten(1), by_hand)
+
+    zeros = {name: torch.zeros_like(value) for name, value in module.named_parameters()}
+    assert float(represent(image[None], zeros).abs().sum()) == 0
+    assert float(represent(image[None]).abs().sum()) > 0
+
+
+def test_linear_classifier_is_both_first_and_last(cifar: Domain) -> None:
+    model = build("mlp:depth=0", cifar, seed=0)
+    assert first_layer(model, cifar) == classifier(model, cifar) == "fc"
+    inputs = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(representation(model, cifar)(inputs), inputs.flatten(1))
+
+
+def test_models_without_such_layers_are_told_so() -> None:
+    pooled = nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten())
+    with pytest.raises(GradveilError, match="no classifier"):
+        classifier(pooled, GREY)
+    with pytest.raises(GradveilError, match="no first layer"):
+        first_layer(nn.Flatten(), GREY)
