@@ -79,6 +79,12 @@ def test_fetch_keeps_the_wanted_files_and_reports_every_byte(published: Asset, c
     assert os.listdir(cache) == [folder.name]
 
 
+def test_a_relative_cache_will_do(published: Asset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRADVEIL_CACHE", "here")
+    assert assets.fetch("toy") == tmp_path / "here" / f"toy-{published.archive_sha256[:8]}"
+
+
 def test_second_fetch_asks_no_registry(published: Asset, registry: Any) -> None:  # noqa: ARG001
     folder = assets.fetch("toy")
     asked = len(registry.asked)

@@ -89,7 +89,7 @@ def test_labels_must_fit_the_classes() -> None:
 
 def test_files_are_cropped_around_the_middle_and_scaled(tmp_path: Path) -> None:
     wide = np.zeros((40, 120), dtype=np.uint8)
-    wide[:, 40:80] = 200
+    wide[:, 28:92] = 200  # the middle third, and the neighbours that smoothing looks at
     Image.fromarray(wide).save(tmp_path / "wide.png")
     grey = FileImages(
         name="set", files=(tmp_path / "wide.png",), labels=LABELS[:1], class_names=("a",), mean=(0.5,), std=(0.5,),

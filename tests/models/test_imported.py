@@ -56,7 +56,7 @@ def no_module():
     return 3
 
 def broken():
-    raise ZeroDivisionError("no luck")
+    raise ZeroDivisionError("no\\n luck")
 
 def frozen():
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).requires_grad_(False)
@@ -71,6 +71,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package.mkdir()
     (package / "small.py").write_text(NETS)
     (package / "faulty.py").write_text("import no_such_library_anywhere")
+    (package / "buggy.py").write_text("import math; math.tau.missing")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -110,6 +111,7 @@ def test_factories_of_every_kind(spec: str, parameters: int, cifar: Domain) -> N
         ("usernets.small", "write pkg.module:factory"),
         ("usernets.small:width=3", "write pkg.module:factory"),
         ("usernets.faulty:net", "no_such_library_anywhere"),
+        ("usernets.buggy:net", "AttributeError: 'float' object has no attribute 'missing'"),
         ("usernets.nowhere:net", "PYTHONPATH"),
         ("nosuchmodule:net", "cannot import 'nosuchmodule'"),
         ("usernets.small:with_domain:depth=3", "no option 'depth'; its options: width=4, bias=true"),

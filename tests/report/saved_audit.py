@@ -45,15 +45,16 @@ def write_audit(
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     truth = photographs(images, channels=channels, side=side)
-    _save(folder / "truth.safetensors", truth)
+    save_pictures(folder / "truth.safetensors", "truth", truth)
     rows = []
     for d, defense in enumerate(defenses):
         for a, attack in enumerate(attacks):
             strength = min(0.05 + 0.35 * d + 0.04 * a, 0.95)
             rows.append(_row(folder, rng, truth, defense, attack, None, strength))
-            rows.append(_row(folder, rng, truth, defense, "prior-only", attack, 1.0))
+    rows += [_row(folder, rng, truth, defenses[0], "prior-only", attack, 1.0) for attack in attacks]
     audit = {
         "version": 1,
+        "complete": True,
         "case": _case(list(defenses), list(attacks), images),
         "environment": {
             "gradveil": "0.1.0",
@@ -77,9 +78,11 @@ def edit_audit(folder: Path, **changes: Any) -> dict[str, Any]:
     return audit
 
 
-def _save(path: Path, images: Images) -> None:
+def save_pictures(path: Path, kind: str, images: Images) -> None:
+    """A file of pictures whose header says what they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"inputs": images, "labels": np.arange(len(images), dtype=np.int64) % 10}, path)
+    header = {"gradveil": json.dumps({"kind": kind, "version": 1, "meta": {}})}
+    save_file({"inputs": images, "labels": np.arange(len(images), dtype=np.int64) % 10}, path, metadata=header)
 
 
 def _row(
@@ -95,7 +98,7 @@ def _row(
     noise = rng.normal(0.5, 0.25, truth.shape)
     guess = ((1 - strength) * truth + strength * noise).clip(0, 1).astype(np.float32)
     name = f"cells/{defense}-{attack}-{prior_of}".replace(":", "_").replace("=", "_")
-    _save(folder / name / "reconstruction.safetensors", guess)
+    save_pictures(folder / name / "reconstruction.safetensors", "reconstruction", guess)
     scores = [_scores(i, a, b) for i, (a, b) in enumerate(zip(truth, guess, strict=True))]
     means = {key: float(np.mean([s[key] for s in scores])) for key in ("mse", "psnr", "ssim", "lpips", "identified")}
     return {
@@ -121,7 +124,7 @@ def _row(
         "seconds": 12.5 + 10 * strength,
         "problem_steps": 300 * len(truth),
         "strategy": "vmap",
-        "flags": ["The objective did not fall below a tenth of its start."] if 0.3 < strength < 1 else [],
+        "flags": ["prior-only as good"] if 0.7 < strength < 1 else [],
         "log": {"sigma": 0.1} if defense.startswith("noise") else {},
         "trace": _trace(rng, len(truth), strength),
         "files": {
@@ -173,9 +176,10 @@ def _case(defenses: list[str], attacks: list[str], images: int) -> dict[str, Any
         "attacks": attacks,
         "threat": "C",
         "images": images,
+        "every": 1,
         "batch_size": 1,
         "recipe": recipe | {"train_mode": False},
-        "restarts": 1,
+        "restarts": None,
         "budget": "quick",
         "seed": 0,
         "device": "cpu",
@@ -185,15 +189,15 @@ def _case(defenses: list[str], attacks: list[str], images: int) -> dict[str, Any
 
 def _verdict(defense: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     worst = max((r for r in rows if r["defense"] == defense and r["prior_of"] is None), key=lambda r: r["identified"])
-    chance = max(r["identified"] for r in rows if r["defense"] == defense and r["prior_of"] is not None)
-    count = round(worst["identified"] * worst["images"])
+    chance = next(r["identified"] for r in rows if r["prior_of"] == worst["attack"])
+    count, attack = round(worst["identified"] * worst["images"]), worst["attack"]
     return {
         "defense": defense,
         "identified": worst["identified"],
         "identified_interval": worst["identified_interval"],
-        "attack": worst["attack"],
+        "attack": attack,
         "threat": "C",
         "prior_only_identified": chance,
         "images": worst["images"],
-        "sentence": f"The attack {worst['attack']} picked {count} of {worst['images']} private images out of 100.",
+        "sentence": f"{count} of {worst['images']} private images were picked out of 100 by what {attack} rebuilt.",
     }

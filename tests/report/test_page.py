@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.report import render
-from report.saved_audit import edit_audit, write_audit
+from report.saved_audit import edit_audit, photographs, save_pictures, write_audit
 
 HOSTILE = "</script></style><script>document.title='owned'</script><img src=x onerror=alert(1)>\"' {{ 7*7 }} <!--"
 
@@ -88,10 +88,24 @@ def test_pictures_are_exact(tmp_path: Path, channels: int) -> None:
     folder = write_audit(tmp_path, channels=channels)
     images = outline(folder).all("img")
     files = ["truth.safetensors", *(row["files"]["reconstruction"] for row in edit_audit(folder)["rows"])]
-    truth, none, prior, noise, _ = (load_file(folder / file)["inputs"] for file in files)
-    expected = np.concatenate([truth, none, noise, prior]).transpose(0, 2, 3, 1)  # chance comes last, and once
+    truth, none, noise, prior = (load_file(folder / file)["inputs"] for file in files)
+    expected = np.concatenate([truth, none, noise, prior]).transpose(0, 2, 3, 1)
     shown = np.stack([pixels(image["src"]) for image in images])
     assert np.array_equal(shown, np.rint(expected * 255).astype(np.uint8).reshape(shown.shape))
+
+
+def test_pictures_stand_under_the_image_they_were_matched_to(folder: Path) -> None:
+    """An attack on a batch returns it in any order; the scores name the picture that each private image was given."""
+    row = edit_audit(folder)["rows"][0]
+    stored = load_file(folder / row["files"]["reconstruction"])["inputs"]
+    usual = [image["src"] for image in outline(folder).all("img")]
+    save_pictures(folder / row["files"]["reconstruction"], "reconstruction", stored[::-1].copy())
+    assert [image["src"] for image in outline(folder).all("img")] != usual
+    audit = edit_audit(folder)
+    for at, image in enumerate(audit["rows"][0]["per_image"]):
+        image["picture"] = 3 - at
+    edit_audit(folder, **audit)
+    assert [image["src"] for image in outline(folder).all("img")] == usual
 
 
 def test_every_picture_has_its_own_description(folder: Path) -> None:
@@ -123,6 +137,20 @@ def test_headings_are_in_order(folder: Path) -> None:
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_an_unfinished_audit_says_so(folder: Path) -> None:
+    assert "not finished" not in outline(folder).text
+    edit_audit(folder, complete=False)
+    assert "This audit is not finished." in outline(folder).text
+
+
+def test_flags_are_explained_and_linked(tmp_path: Path) -> None:
+    folder = write_audit(tmp_path, defenses=["none", "noise:sigma=1", "noise:sigma=2"])
+    page = outline(folder)
+    assert "prior-only as good: The attack identified no more images than the same search" in page.text
+    assert "(Raised against noise:sigma=2.)" in page.text
+    assert [link["href"] for link in page.all("a")].count("#flag-1") == 1
 
 
 def test_values_that_are_not_available_say_why(folder: Path) -> None:
@@ -189,6 +217,8 @@ def nested(depth: int) -> dict[str, Any]:
         (lambda f: edit_audit(f, rows=[{"defense": "none"}]), "row 1: 'attack' should be a text"),
         (lambda f: (f / "truth.safetensors").unlink(), "is missing"),
         (lambda f: (f / "truth.safetensors").write_bytes(b"not a picture"), "cannot read"),
+        (lambda f: save_pictures(f / "truth.safetensors", "reconstruction", photographs(4)), "was it renamed"),
+        (lambda f: save_pictures(f / "truth.safetensors", "truth", photographs(3)), "holds 3 pictures, not all"),
     ],
 )
 def test_a_broken_folder_gets_one_line(folder: Path, damage: Any, complaint: str) -> None:
@@ -301,9 +331,3 @@ def test_many_images_are_cut_to_what_can_be_read(tmp_path: Path) -> None:
     page = outline(folder)
     assert "The first 24 images are shown; 6 more are in the audit folder." in page.text
     assert len(page.all("img")) == 3 * 24
-
-
-def test_labels_and_scores_of_a_wrong_shape_are_refused(folder: Path) -> None:
-    save_file({"inputs": np.zeros((4, 32, 32), np.float32)}, folder / "truth.safetensors")
-    with pytest.raises(BadFileError, match="should be float32 pictures"):
-        render(folder)

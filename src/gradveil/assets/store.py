@@ -22,7 +22,8 @@ _STALE_SECONDS = 24 * 3600
 
 def cache_folder() -> Path:
     """``GRADVEIL_CACHE``, or ``~/.cache/gradveil``."""
-    return Path(os.environ.get("GRADVEIL_CACHE") or Path.home() / ".cache" / "gradveil")
+    chosen = os.environ.get("GRADVEIL_CACHE") or "~/.cache/gradveil"
+    return Path(chosen).expanduser().absolute()  # absolute: the clients run in a folder of their own
 
 
 def asset_folder(name: str) -> Path:

@@ -21,8 +21,8 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from gradveil.assets import cache_folder
+from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.files import write_json
 from gradveil.core.types import Params
 
 Given = dict[str, Any]

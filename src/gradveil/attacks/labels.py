@@ -1,19 +1,24 @@
-"""Reading the private labels off the gradient of the classifier's last layer, before any search."""
+"""Reading the private labels off the gradient of the classifier's last layer, before any search.
+
+Row k of that gradient, with the bias as one more column, is the mean over the batch of (p_k - [k is the label]) h: the
+prediction's error times the representation h, whose last entry is 1. The adversary has the model, so it can ask it what
+h and p look like on random inputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
-from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
-from gradveil.models.structure import classifier
+from gradveil.models import classifier, representation
 from gradveil.threat.observation import Observation
 
 _PROBES = 64
+_ALIKE = 0.3
 
 
 def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
@@ -21,35 +26,40 @@ def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     granted = [one.labels for one in seen if one.labels is not None]
     if len(granted) == len(seen):
         return torch.stack(granted)
-    name = classifier(seen[0].module, seen[0].domain)
-    return _one_label(seen, name) if batch_size == 1 else _label_counts(seen, name, batch_size)
+    errors = _prediction_errors(seen)
+    return errors.argmin(dim=1, keepdim=True) if batch_size == 1 else _counted(seen[0], errors, batch_size)
 
 
-def _one_label(seen: Sequence[Observation], name: str) -> Tensor:
-    """One example: row c of the last layer's gradient is (p_c - [c = y]) h, so the longest row is that of the label.
+def _prediction_errors(seen: Sequence[Observation]) -> Tensor:
+    """[N, classes]: the mean over each batch of p_k - [k is the label], up to a positive factor for one example.
 
-    The factors sum to zero and only the label's is negative, so it equals the sum of all others in size. Taking the
-    length over the whole row rather than its sum needs no sign of h and averages noise out.
+    Every row is a multiple of h; its product with a typical h tells which. That averages noise over the whole row,
+    where the bias alone would be one noisy number. If the rows look nothing like a typical h, the bias has to do.
     """
-    rows = _stacked(seen, name, "weight").flatten(2)
-    if f"{name}.bias" in seen[0].reply:
-        rows = torch.cat([rows, _stacked(seen, name, "bias").unsqueeze(-1)], dim=-1)
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1)
-    return lengths.argmax(dim=1, keepdim=True)
+    one, name = seen[0], classifier(seen[0].module, seen[0].domain)
+    rows = torch.stack([_sign(o) * o.reply[f"{name}.weight"] for o in seen])
+    typical = _typical_representation(one)
+    bias = f"{name}.bias"
+    if bias in one.reply:
+        errors = torch.stack([_sign(o) * o.reply[bias] for o in seen])
+        rows = torch.cat([rows, errors.unsqueeze(-1)], dim=-1)
+        typical = torch.cat([typical, torch.ones_like(typical[:1])])
+    projected: Tensor = rows @ typical / typical.square().sum()
+    if bias not in one.reply:
+        return projected
+    longest = rows.norm(dim=-1).argmax(dim=1)
+    cosine = torch.cosine_similarity(rows[torch.arange(len(rows)), longest], typical.expand(len(rows), -1))
+    return projected.where(cosine.abs()[:, None] > _ALIKE, errors)
 
 
-def _label_counts(seen: Sequence[Observation], name: str, batch_size: int) -> Tensor:
-    """A batch: the bias gradient of class c is mean p_c - n_c / B, and p can be guessed by asking the model.
+def _counted(one: Observation, errors: Tensor, batch_size: int) -> Tensor:
+    """[N, batch_size] with repeats: n_k is B (mean p_k - error_k), with p from the model's answers on random inputs.
 
-    The guess is the model's mean prediction on random inputs, good before and early in training. Counts are given out
-    one by one to the class that is owed most, so that they add up to the batch.
+    Good before and early in training, when p varies little. Counts are given out one by one to the class that is owed
+    most, so that they add up to the batch.
     """
-    if f"{name}.bias" not in seen[0].reply:
-        raise GradveilError(
-            f"labels of a batch are read off the bias of {name!r}, which has none: grant them with --threat C+labels"
-        )
-    bias = _stacked(seen, name, "bias")
-    owed = batch_size * (_mean_prediction(seen[0]) - bias * _gradient_scale(seen[0], bias))
+    predictions = _ask(one).softmax(dim=-1).mean(dim=0)
+    owed = batch_size * (predictions - errors / _steps_and_rate(one))
     labels = []
     for _ in range(batch_size):
         chosen = owed.argmax(dim=1, keepdim=True)
@@ -58,33 +68,33 @@ def _label_counts(seen: Sequence[Observation], name: str, batch_size: int) -> Te
     return torch.cat(labels, dim=1).sort(dim=1).values
 
 
-def _stacked(seen: Sequence[Observation], name: str, part: str) -> Tensor:
-    return torch.stack([one.reply[f"{name}.{part}"] for one in seen])
+def _sign(one: Observation) -> float:
+    """A difference of parameters points against the gradient."""
+    return 1.0 if one.kind == "gradient" else -1.0
 
 
-def _gradient_scale(one: Observation, bias: Tensor) -> Tensor | float:
-    """What turns the reply into a mean gradient: its sign and step size where the client sent a difference."""
-    if one.kind == "gradient":
+def _steps_and_rate(one: Observation) -> float:
+    """How many mean gradients a reply adds up to, where it is a difference of parameters."""
+    recipe = one.recipe
+    if one.kind == "gradient" or recipe is None:
         return 1.0
-    if one.recipe is not None and one.recipe.batch_size is not None and one.batch_size is not None:
-        steps = one.recipe.epochs * -(-one.batch_size // one.recipe.batch_size)
-    else:
-        steps = one.recipe.epochs if one.recipe is not None else 1
-    lr = one.recipe.lr if one.recipe is not None else 1.0
-    return torch.full_like(bias[:, :1], -1.0 / (lr * steps))
+    parts = -(-(one.batch_size or 1) // recipe.batch_size) if recipe.batch_size else 1
+    return recipe.lr * recipe.epochs * parts
 
 
-def _mean_prediction(one: Observation) -> Tensor:
-    """[classes]: what the broadcast model says of inputs that are pure noise around the domain's mean."""
-    device = next(iter(one.sent.values())).device
-    rng = generator(0, "label probes")
-    mean = torch.tensor(one.domain.mean).view(-1, 1, 1)
-    std = torch.tensor(one.domain.std).view(-1, 1, 1)
-    probes = (mean + std * torch.randn((_PROBES, *one.domain.shape), generator=rng)).clamp(0, 1).to(device)
-    return _predict(one.module, one, probes).softmax(dim=-1).mean(dim=0)
+def _probes(one: Observation) -> Tensor:
+    """Random inputs [n, C, H, W] with the domain's mean and deviation."""
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (one.domain.mean, one.domain.std))
+    drawn = torch.randn((_PROBES, *one.domain.shape), generator=generator(0, "label probes"))
+    return (mean + std * drawn).clamp(0, 1).to(next(iter(one.sent.values())).device)
 
 
-def _predict(module: nn.Module, one: Observation, probes: Tensor) -> Tensor:
+def _typical_representation(one: Observation) -> Tensor:
     with torch.no_grad():
-        outputs: Tensor = functional_call(module, one.sent, (probes,))
+        return representation(one.module, one.domain)(_probes(one), one.sent).mean(dim=0)
+
+
+def _ask(one: Observation) -> Tensor:
+    with torch.no_grad():
+        outputs: Tensor = functional_call(one.module, one.sent, (_probes(one),))
     return outputs

@@ -72,7 +72,7 @@ class Matching(Attack):
         """Everything up to the first step: labels read, restarts drawn, and the way to step them together chosen."""
         batch_size = seen[0].batch_size or 1
         prior = Pixels(seen[0].domain, next(iter(seen[0].sent.values())).device)
-        labels = infer_labels(seen, batch_size)
+        labels = infer_labels(seen, batch_size) if self.objective is not None else self._guessed(seen, seeds)
         rngs = [generator(seed, "restart", r) for seed in seeds for r in range(self.restarts)]
         starts = stack([prior.start(batch_size, rng) for rng in rngs])
         given: Given = {"labels": labels}
@@ -82,6 +82,12 @@ class Matching(Attack):
         problems = self._problems(seen[0], prior)
         plan = plan_for(problems, starts, given, strategy=self.strategy)
         return Prepared(prior, labels, starts, len(rngs), plan, run_as(plan, problems[plan.derivative], given))
+
+    def _guessed(self, seen: Sequence[Observation], seeds: Sequence[int]) -> Tensor:
+        """Labels without the update: drawn blindly."""
+        one, size = seen[0], seen[0].batch_size or 1
+        drawn = [torch.randint(one.domain.classes, (size,), generator=generator(seed, "labels")) for seed in seeds]
+        return torch.stack(drawn).to(next(iter(one.sent.values())).device)
 
     def _problems(self, one: Observation, prior: Pixels) -> Mapping[str, Problem]:
         """Equal ways to derive the objective of one problem."""

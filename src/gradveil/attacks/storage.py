@@ -11,7 +11,7 @@ import torch
 
 from gradveil.attacks.base import Reconstruction
 from gradveil.core.errors import BadFileError
-from gradveil.core.files import read_tensors, write_tensors
+from gradveil.core.tensor_files import read_tensors, write_tensors
 
 KIND = "reconstruction"
 
@@ -32,8 +32,8 @@ def load_reconstructions(path: Path) -> list[Reconstruction]:
             Reconstruction(inputs=x, labels=y, **_read(fact))
             for x, y, fact in zip(inputs, labels, meta["facts"], strict=True)
         ]
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadFileError(f"{path}: its header is impossible: {error}") from None
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise BadFileError(f"{path}: its header is impossible: {error!r}") from None
 
 
 def _check(path: Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:

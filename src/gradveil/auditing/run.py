@@ -19,9 +19,9 @@ from gradveil.auditing.scoring import Judge
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import PRIOR_ONLY, flagged, verdicts
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_tensors
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import derive
+from gradveil.core.tensor_files import write_tensors
 from gradveil.data import load
 from gradveil.defenses import DEFENSES
 from gradveil.threat import save_observations, threat_model

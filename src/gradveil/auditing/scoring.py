@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradveil.attacks import Reconstruction
 from gradveil.attacks.storage import finite_or_none
@@ -14,7 +14,7 @@ from gradveil.auditing.exchange import Private
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.types import Batch, Domain
-from gradveil.metrics import LPIPS, METRICS, Scores, label_accuracy, matched, score, wilson
+from gradveil.metrics import LPIPS, METRICS, Scores, label_accuracy, matching_order, score, wilson
 from gradveil.models import representation
 
 MEANS = ("mse", "psnr", "ssim", "lpips", "mse_r", "identified")
@@ -39,11 +39,10 @@ class Judge:
     def row(self, found: Sequence[Reconstruction], module: nn.Module) -> dict[str, Any]:
         """The part of a row that compares with the truth."""
         truth, size = self.private.batch, len(found[0].inputs)
-        guesses = [
-            matched(Batch(one.inputs, one.labels), truth.take(slice(i * size, (i + 1) * size)))
-            for i, one in enumerate(found)
-        ]
-        guess = Batch(torch.cat([g.inputs for g in guesses]), torch.cat([g.labels for g in guesses]))
+        drawn = Batch(torch.cat([one.inputs for one in found]), torch.cat([one.labels for one in found]))
+        batches = [slice(start, start + size) for start in range(0, len(truth), size)]
+        order = torch.cat([part.start + matching_order(drawn.take(part), truth.take(part)) for part in batches])
+        guess = drawn.take(order)
         scores = score(
             truth,
             guess,
@@ -52,7 +51,7 @@ class Judge:
             lpips=self.lpips,
             representation=representation(module.cpu(), self.domain),
         )
-        right = [label_accuracy(g.labels, truth.labels[i * size : (i + 1) * size]) for i, g in enumerate(guesses)]
+        right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         means = scores.means()
         identified = int(scores.per_image["identified"].sum())
         return {
@@ -63,16 +62,18 @@ class Judge:
             "gallery": len(self.private.gallery),
             "label_accuracy": sum(right) / len(right),
             "not_available": self.not_available,
-            "per_image": self._per_image(scores, guess, found, size),
+            "per_image": self._per_image(scores, guess, order, found),
         }
 
     def _per_image(
-        self, scores: Scores, guess: Batch, found: Sequence[Reconstruction], size: int
+        self, scores: Scores, guess: Batch, order: Tensor, found: Sequence[Reconstruction]
     ) -> list[dict[str, Any]]:
+        size = len(found[0].inputs)
         columns = {name: values.tolist() for name, values in scores.per_image.items() if name in METRICS}
         return [
             {
                 "index": int(self.private.index[i]),
+                "picture": int(order[i]),
                 "label": int(self.private.batch.labels[i]),
                 "label_guess": int(guess.labels[i]),
                 **{name: values[i] for name, values in columns.items()},

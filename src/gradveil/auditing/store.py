@@ -16,8 +16,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.files import write_json
 
 
 class Store:

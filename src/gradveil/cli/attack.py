@@ -14,8 +14,8 @@ from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, save_reconstructions
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import read_tensors
 from gradveil.core.seeding import derive
+from gradveil.core.tensor_files import read_tensors
 from gradveil.threat import Observation, load_observations, threat_model
 from gradveil.threat.storage import KIND, read_domain
 

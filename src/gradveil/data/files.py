@@ -21,7 +21,10 @@ _FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")  # whatever a file is c
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FileImages(ImageSet):
-    """One file per image, cropped around its middle to the aspect of ``size`` (height, width) and scaled to it."""
+    """One file per image, cropped around its middle to the aspect of ``size`` (height, width) and scaled to it.
+
+    Images are read as grey where ``mean`` is of one channel, and as RGB otherwise.
+    """
 
     files: tuple[Path, ...]
     size: tuple[int, int]

@@ -71,10 +71,10 @@ class DatasetImages(ImageSet):
     def _inputs(self, indices: Tensor) -> Tensor:
         if len(indices) == 0:
             return torch.empty(0, *self.shape)
-        images = []
-        for position, label in zip(self.positions[indices].tolist(), self.labels[indices].tolist(), strict=True):
-            images.append(_image(self.dataset, position, self.name, shape=self.shape, label=label))
-        return torch.stack(images)
+        expected = zip(self.positions[indices].tolist(), self.labels[indices].tolist(), strict=True)
+        return torch.stack(
+            [_image(self.dataset, at, self.name, shape=self.shape, label=label) for at, label in expected]
+        )
 
     def _only(self, indices: Tensor) -> Self:
         return replace(self, positions=self.positions[indices], labels=self.labels[indices])

@@ -20,7 +20,7 @@ class Log:
         self._values: dict[str, list[float]] = defaultdict(list)
 
     def add(self, name: str, value: float | Tensor) -> None:
-        self._values[name].append(float(value))
+        self._values[name].append(float(value.detach()) if isinstance(value, Tensor) else value)
 
     def merge(self, other: Log) -> None:
         for name, values in other._values.items():

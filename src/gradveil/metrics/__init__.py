@@ -1,6 +1,6 @@
 """How much of the truth a reconstruction shows: per-image metrics, matching and identification."""
 
-from gradveil.metrics.assignment import matched
+from gradveil.metrics.assignment import matched, matching_order
 from gradveil.metrics.identity import ranks, wilson
 from gradveil.metrics.labels import label_accuracy
 from gradveil.metrics.perceptual import LPIPS
@@ -21,6 +21,7 @@ __all__ = [
     "features",
     "label_accuracy",
     "matched",
+    "matching_order",
     "mse",
     "mse_r",
     "psnr",

@@ -11,16 +11,21 @@ from gradveil.core.types import Batch
 
 
 def matched(guess: Batch, truth: Batch) -> Batch:
-    """The guess in the order of the truth: the assignment with the least total squared error of pixels (Hungarian).
+    """The guess in the order of the truth: a new batch; neither argument changes."""
+    return guess.take(matching_order(guess, truth))
 
-    A new batch; neither argument changes. Guesses that are not finite are left for the places nobody else wants.
+
+def matching_order(guess: Batch, truth: Batch) -> Tensor:
+    """[n]: for each private image the position of its guess, with the least total squared error of pixels (Hungarian).
+
+    Guesses that are not finite are left for the places nobody else wants.
     """
     if guess.inputs.shape != truth.inputs.shape:
         shapes = f"{list(guess.inputs.shape)} and {list(truth.inputs.shape)}"
         raise GradveilError(f"a guess can only be matched with as many images of the same size, not {shapes}")
     cost = _squared_distances(truth.inputs, guess.inputs)
     _, order = linear_sum_assignment(cost.numpy())
-    return guess.take(torch.from_numpy(order).to(guess.inputs.device))
+    return torch.from_numpy(order).to(guess.inputs.device)
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:

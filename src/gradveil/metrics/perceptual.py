@@ -25,7 +25,7 @@ _FLOATS_HELD = 2**28  # embeddings kept while the other side passes by: one giga
 
 @dataclass(frozen=True)
 class _Network:
-    """A backbone as stages of convolutions, each stage after the pools named; its features are the stages' outputs."""
+    """A backbone as stages of convolutions with ReLU; its features are the outputs of the stages."""
 
     file: str
     group: str
@@ -97,11 +97,12 @@ class LPIPS:
 
     def _embed(self, images: Tensor) -> Tensor:
         """Images [n, C, H, W] as points [n, D] whose squared distances are the perceptual ones."""
+        self._move_to(images.device)
         scaled = []
         for features, root in zip(self._features(images), self._roots, strict=True):
             length = features.square().sum(dim=1, keepdim=True).sqrt() + 1e-10
             positions = features.shape[-2] * features.shape[-1]
-            scaled.append((features / length * root.to(images.device) / positions**0.5).flatten(1))
+            scaled.append((features / length * root / positions**0.5).flatten(1))
         return torch.cat(scaled, dim=1)
 
     def _features(self, images: Tensor) -> list[Tensor]:
@@ -114,10 +115,15 @@ class LPIPS:
             if stage in self._network.pooled:
                 x = F.max_pool2d(x, self._network.pool, stride=2)
             for stride, padding in convs:
-                kernel, bias = (weight.to(x.device) for weight in next(kernels))
+                kernel, bias = next(kernels)
                 x = F.relu(F.conv2d(x, kernel, bias, stride=stride, padding=padding))
             found.append(x)
         return found
+
+    def _move_to(self, device: torch.device) -> None:
+        if self._roots[0].device != device:
+            self._convs = [(kernel.to(device), bias.to(device)) for kernel, bias in self._convs]
+            self._roots = [root.to(device) for root in self._roots]
 
     def _check(self, images: Tensor) -> None:
         _, channels, height, width = images.shape

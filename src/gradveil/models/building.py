@@ -9,7 +9,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.registry import Registry, split_spec
 from gradveil.core.seeding import isolated
 from gradveil.core.types import Domain
-from gradveil.models.imported import is_import_path, registry_of, split_import_path
+from gradveil.models.imported import in_one_line, is_import_path, registry_of, split_import_path
 from gradveil.models.registry import MODELS
 
 
@@ -59,8 +59,7 @@ def _check(model: nn.Module, name: str, domain: Domain) -> None:
         with torch.no_grad():
             outputs = model(inputs)
     except Exception as error:
-        shape = list(inputs.shape)
-        raise GradveilError(f"model {name} cannot take inputs {shape}: {type(error).__name__}: {error}") from error
+        raise GradveilError(f"model {name} cannot take inputs {list(inputs.shape)}: {in_one_line(error)}") from error
     if not isinstance(outputs, Tensor) or outputs.shape != (1, domain.classes):
         came = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise GradveilError(f"model {name} must give scores [1, {domain.classes}] for one input, but gave {came}")

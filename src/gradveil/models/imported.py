@@ -63,7 +63,7 @@ def registry_of(path: str, options: str) -> Registry[nn.Module]:
         except GradveilError:
             raise
         except Exception as error:
-            raise GradveilError(f"model {path} could not be built: {type(error).__name__}: {error}") from error
+            raise GradveilError(f"model {path} could not be built: {in_one_line(error)}") from error
         if not isinstance(built, nn.Module):
             raise GradveilError(f"model {path} must give a torch.nn.Module, but gave {type(built).__name__}")
         return built
@@ -77,17 +77,24 @@ def registry_of(path: str, options: str) -> Registry[nn.Module]:
     return registry
 
 
+def in_one_line(error: Exception) -> str:
+    """What a user's code raised, fit for the one line of an error."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def _import(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         # A module may draw numbers while it is imported, which happens once: no later draw may depend on that.
         with isolated(0, "import", module):
-            target = operator.attrgetter(name)(importlib.import_module(module))
-    except AttributeError as error:
-        raise GradveilError(f"module {module} has no {name!r} to build a model with") from error
+            imported = importlib.import_module(module)
     except Exception as error:
         where = "is it installed, or its folder on PYTHONPATH?"
-        raise GradveilError(f"cannot import {module!r} ({type(error).__name__}: {error}); {where}") from error
+        raise GradveilError(f"cannot import {module!r} ({in_one_line(error)}); {where}") from error
+    try:
+        target = operator.attrgetter(name)(imported)
+    except AttributeError as error:
+        raise GradveilError(f"module {module} has no {name!r} to build a model with") from error
     if isinstance(target, nn.Module) or not callable(target):
         raise GradveilError(f"{path} is {type(target).__name__}, not a function or class that builds a model; name one")
     return typing.cast(Callable[..., Any], target)

@@ -16,9 +16,14 @@ LARGEST_JSON = 256 * 2**20
 
 @dataclass(frozen=True)
 class ImageScore:
-    """How well one private image was reconstructed. ``index`` is its position in the data set."""
+    """How well one private image was reconstructed.
+
+    ``index`` is its position in the data set; ``picture`` is the position of its reconstruction in the file, where the
+    pictures of a batch may stand in another order than the private images they were matched to.
+    """
 
     index: int | None
+    picture: int
     label: int | None
     scores: dict[str, float | None]
     identified: bool
@@ -26,7 +31,7 @@ class ImageScore:
 
 @dataclass(frozen=True)
 class Trace:
-    """The attack's own objective: one line of values per image, over ``steps``. None where it had no finite value."""
+    """The attack's own objective: one line of values per update, over ``steps``. None where it had no finite value."""
 
     steps: tuple[float, ...]
     lines: tuple[tuple[float | None, ...], ...]
@@ -79,6 +84,7 @@ class Audit:
     """A saved audit. ``case`` and ``environment`` are kept as they were written."""
 
     folder: Path
+    complete: bool
     case: Fields
     environment: Fields
     rows: tuple[Row, ...]
@@ -112,7 +118,8 @@ def load(folder: Path) -> Audit:
     if not rows:
         raise BadFileError(f"{path} holds no rows yet; finish the audit with --resume")
     verdicts = tuple(_verdict(fields) for fields in top.objects("verdicts", "verdict"))
-    return Audit(folder, top.object("case"), top.object("environment"), rows, verdicts)
+    complete = top.raw.get("complete") is not False
+    return Audit(folder, complete, top.object("case"), top.object("environment"), rows, verdicts)
 
 
 def _read_json(path: Path) -> object:
@@ -141,7 +148,7 @@ def _row(fields: Fields) -> Row:
         interval=fields.interval("identified_interval"),
         identified_by=fields.optional_text("identified_by"),
         not_available={key: str(reason) for key, reason in fields.object("not_available").raw.items()},
-        per_image=tuple(_image(f) for f in fields.objects("per_image", "image")),
+        per_image=tuple(_image(f, at) for at, f in enumerate(fields.objects("per_image", "image"))),
         objective=fields.number("objective"),
         seconds=fields.number("seconds"),
         flags=tuple(dict.fromkeys(fields.texts("flags"))),
@@ -152,9 +159,11 @@ def _row(fields: Fields) -> Row:
     )
 
 
-def _image(fields: Fields) -> ImageScore:
+def _image(fields: Fields, at: int) -> ImageScore:
+    picture = _whole(fields, "picture")
     return ImageScore(
         index=_whole(fields, "index"),
+        picture=at if picture is None else picture,
         label=_whole(fields, "label"),
         scores={key: fields.number(key) for key in ("psnr", "ssim", "lpips")},
         identified=fields.flag("identified"),

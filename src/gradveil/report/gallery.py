@@ -63,12 +63,17 @@ def build(audit: Audit) -> Gallery:
     plan = layout(audit)
     truth, listed = audit.rows[0].truth, audit.rows[0].per_image
     columns = listed[:MOST_COLUMNS]
-    high, wide = pictures.read(audit.path(truth), count=1).shape[1:3]
+    order = {row.reconstruction: [image.picture for image in row.per_image[:MOST_COLUMNS]] for row in audit.rows}
+
+    def read_one(name: str) -> pictures.Pixels:
+        if name == truth:
+            return pictures.read(audit.path(name), "truth", picked=range(len(columns)))
+        return pictures.read(audit.path(name), "reconstruction", picked=order[name])
+
+    high, wide = read_one(truth).shape[1:3]
     uses = Counter(row.reconstruction for _, rows in plan for row in rows)
     uses[truth] += len(plan)
-    encoded, rung = pictures.encode_all(
-        uses, lambda name: pictures.read(audit.path(name), count=len(columns)), side=max(high, wide)
-    )
+    encoded, rung = pictures.encode_all(uses, read_one, side=max(high, wide))
     first = _truth_strip(columns, encoded[truth])
     tables = tuple(
         Table(title, (first, *(_strip(row, encoded[row.reconstruction], by_attack=number > 0) for row in rows)))
@@ -103,8 +108,8 @@ def layout(audit: Audit) -> list[tuple[str, list[Row]]]:
         return plan
     for defense, rows in attacks.items():
         plan.append((f"{words.defense_name(defense)}: every attack", [*rows, *_priors(audit, [worst[defense]])]))
-    every = [row for rows in attacks.values() for row in rows]
-    return [*plan, ("Every search without the update", _priors(audit, every))]
+    priors = _priors(audit, [row for rows in attacks.values() for row in rows])
+    return [*plan, ("Every search without the update", priors)] if priors else plan
 
 
 def _named_or_first(rows: list[Row], attack: str | None) -> Row:
@@ -112,14 +117,9 @@ def _named_or_first(rows: list[Row], attack: str | None) -> Row:
 
 
 def _priors(audit: Audit, attacks: list[Row]) -> list[Row]:
-    """The prior-only rows that belong to these attacks: one for each, that of the same defense where there is one."""
-    found: dict[str | None, Row] = {}
-    for attack in attacks:
-        fitting = [row for row in audit.rows if row.is_prior and row.prior_of in (attack.attack, None)]
-        same = [row for row in fitting if row.defense == attack.defense]
-        for row in [*same, *fitting][:1]:
-            found.setdefault(row.prior_of, row)
-    return list(found.values())
+    """The prior-only rows of these attacks, each once."""
+    names = {attack.attack for attack in attacks}
+    return [row for row in audit.rows if row.is_prior and row.prior_of in names]
 
 
 def shown_size(width: int, height: int, *, near: int) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.atomic import write_atomically
+from gradveil.core.errors import BadFileError
 from gradveil.report import gallery, measures, plots, words
 from gradveil.report.folder import Audit, Row, load
 
@@ -27,7 +27,8 @@ def render(folder: Path) -> Path:
         html = _environment().get_template("report.html").render(_content(audit))
     except RecursionError:  # JSON may nest deeper than it can be written as YAML
         raise BadFileError(f"{folder / 'audit.json'} is nested too deeply; the file is damaged") from None
-    return _write(folder / "report.html", html)
+    write_atomically(folder / "report.html", html.encode(errors="replace"))
+    return folder / "report.html"
 
 
 def _environment() -> jinja2.Environment:
@@ -44,7 +45,6 @@ def _environment() -> jinja2.Environment:
         "span": measures.span,
         "breakable": _breakable,
         "defense_name": words.defense_name,
-        "in_sentence": words.in_sentence,
         "attack_name": words.attack_name,
         "threat_name": words.threat_name,
     }
@@ -73,6 +73,7 @@ def _content(audit: Audit) -> dict[str, object]:
         "missing": words.missing(audit.rows),
         "logged": words.logged(audit.rows),
         "flags": flags,
+        "explained": words.FLAGS,
         "flag_numbers": {flag: number for number, (flag, _) in enumerate(flags, start=1)},
         "curves": _curves(audit.rows),
         "case_yaml": yaml.safe_dump(dict(audit.case.raw), sort_keys=False, allow_unicode=True),
@@ -86,8 +87,7 @@ def _breakable(spec: str) -> Markup:
 
 
 def _curves(rows: tuple[Row, ...]) -> list[tuple[Row, Markup]]:
-    named = ((row, f"{row.attack} against {words.in_sentence(row.defense)}") for row in rows if not row.is_prior)
-    drawn = ((row, plots.objective_curve(row.trace, title)) for row, title in named)
+    drawn = ((row, plots.objective_curve(row.trace, words.row_name(row))) for row in rows if not row.is_prior)
     return [(row, curve) for row, curve in drawn if curve is not None]
 
 
@@ -98,16 +98,3 @@ def _template_file(name: str) -> str:
 def _policy_hash(text: str) -> str:
     """How a content security policy names the one style sheet or script that may be used."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-
-
-def _write(path: Path, html: str) -> Path:
-    """Write the whole file or nothing: a reader never finds half a report."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(html, encoding="utf-8", errors="replace")
-        partial.replace(path)
-    except OSError as error:
-        raise GradveilError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,18 +58,20 @@ LADDER = (
 )
 
 
-def read(path: Path, *, count: int) -> Pixels:
-    """The first ``count`` pictures of a safetensors file with ``inputs`` [n, C, H, W] in [0, 1], as [count, H, W, C].
+def read(path: Path, kind: str, *, picked: Sequence[int]) -> Pixels:
+    """Pictures of a safetensors file with ``inputs`` [n, C, H, W] in [0, 1], by position, as [len(picked), H, W, C].
 
-    Kind and shape are read from the file's header and checked before any pixel is.
+    The file's header says what it is: "truth" or "reconstruction". That, and kind and shape of the tensor, are checked
+    before any pixel is read.
     """
     try:
         with safe_open(path, framework="numpy") as file:
+            _check_kind(path, kind, file.metadata())
             if "inputs" not in file.keys():  # noqa: SIM118 (not a mapping)
-                raise BadFileError(f"{path} holds no 'inputs'; it is not a file of pictures from an audit")
+                raise BadFileError(f"{path} holds no pictures; the file is damaged")
             inputs = file.get_slice("inputs")
-            _check(path, inputs.get_dtype(), tuple(inputs.get_shape()), count)
-            values: NDArray[np.float32] = inputs[:count]
+            _check_shape(path, inputs.get_dtype(), tuple(inputs.get_shape()), picked)
+            values = np.concatenate([inputs[at : at + 1] for at in picked])
     except FileNotFoundError:
         raise BadFileError(f"{path} is missing; the audit folder is not complete, run the audit again") from None
     except (SafetensorError, OSError) as error:
@@ -79,12 +82,26 @@ def read(path: Path, *, count: int) -> Pixels:
     return pixels
 
 
-def _check(path: Path, kind: str, shape: tuple[int, ...], count: int) -> None:
-    if kind != "F32" or len(shape) != 4 or shape[1] not in (1, 3) or not all(1 <= s <= LARGEST_SIDE for s in shape[2:]):
-        raise BadFileError(f"{path}: 'inputs' should be float32 pictures [n, 1 or 3, H, W], not {kind} {list(shape)}")
-    if shape[0] < count:
+def _check_kind(path: Path, kind: str, header: Mapping[str, str] | None) -> None:
+    try:
+        found = json.loads((header or {})["gradveil"])["kind"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise BadFileError(f"{path} was not written by Gradveil: its header does not say what it holds") from None
+    if found != kind:
+        raise BadFileError(f"{path} holds {str(found)[:40]!r}, not {kind!r}: was it renamed?")
+
+
+def _check_shape(path: Path, dtype: str, shape: tuple[int, ...], picked: Sequence[int]) -> None:
+    if (
+        dtype != "F32"
+        or len(shape) != 4
+        or shape[1] not in (1, 3)
+        or not all(1 <= side <= LARGEST_SIDE for side in shape[2:])
+    ):
+        raise BadFileError(f"{path}: pictures should be float32 [n, 1 or 3, H, W], not {dtype} {list(shape)}")
+    if not all(0 <= at < shape[0] for at in picked):
         raise BadFileError(
-            f"{path} holds {shape[0]} pictures where the audit lists {count}; the folder is not complete"
+            f"{path} holds {shape[0]} pictures, not all that the audit lists; the folder is not complete"
         )
 
 

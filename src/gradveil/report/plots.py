@@ -40,7 +40,7 @@ def _along(share: float) -> str:
 
 
 def objective_curve(trace: Trace, title: str) -> Markup | None:
-    """One thin line per image and a bold one for the median, or None where there is nothing to draw.
+    """One thin line per update and a bold one for the median, or None where there is nothing to draw.
 
     The scale is logarithmic where the values span more than a factor of 30 and are all above zero.
     """

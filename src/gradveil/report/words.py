@@ -19,6 +19,12 @@ THREATS = {
     "H": "active client manipulator",
 }
 
+FLAGS = {
+    "prior-only as good": "The attack identified no more images than the same search does without the update, so its "
+    "pictures may come from the prior rather than from the private data.",
+    "diverged": "A search ended on a value that is not finite, so the attack was weaker than it could be.",
+}
+
 
 def defense_name(spec: str) -> str:
     return "No defense" if spec == "none" else spec
@@ -35,8 +41,22 @@ def attack_name(row: Row) -> str:
     return f"prior only ({row.prior_of})" if row.prior_of else "prior only"
 
 
+def row_name(row: Row) -> str:
+    """A row inside a sentence. The prior alone meets no defense: it is there without an update."""
+    return attack_name(row) if row.is_prior else f"{row.attack} against {in_sentence(row.defense)}"
+
+
 def threat_name(threat: str) -> str:
-    return f"{threat}, {THREATS[threat]}" if threat in THREATS else threat
+    """A threat model by letter and title, with what was granted on top of it.
+
+    >>> threat_name("C+labels")
+    'C, parameter-aware eavesdropper, given labels besides'
+    """
+    letter, *extra = threat.split("+")
+    if letter not in THREATS:
+        return threat
+    granted = f", given {' and '.join(extra)} besides" if extra else ""
+    return f"{letter}, {THREATS[letter]}{granted}"
 
 
 def above_chance(verdict: Verdict) -> bool | None:
@@ -51,14 +71,16 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     judged = [(verdict, share) for verdict in verdicts if (share := verdict.identified) is not None]
     if not judged:
         return "No share of identified images was measured, so this audit has no verdict."
-    above = sum(above_chance(verdict) is True for verdict, _ in judged)
     worst, share = max(judged, key=lambda pair: pair[1])
     extreme = f"{styled(share, 'percent')} of private images were identified with {in_sentence(worst.defense)}"
+    known = [above for verdict, _ in judged if (above := above_chance(verdict)) is not None]
+    if not known:
+        return f"At worst, {extreme}; chance was not measured, so there is nothing to compare this with."
     if len(judged) == 1:
-        return f"With the attacks tried, {extreme}: {'' if above else 'not '}more often than chance explains."
-    count = "none" if not above else "each" if above == len(judged) else f"{above}"
+        return f"With the attacks tried, {extreme}: {'' if known[0] else 'not '}more often than chance explains."
+    count = "each" if all(known) else str(sum(known)) if any(known) else "none"
     return (
-        f"In {count} of the {len(judged)} settings tried, private images were identified more often than chance "
+        f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
         f"explains. At worst, {extreme}."
     )
 
@@ -67,12 +89,13 @@ def setting(case: Fields) -> list[str]:
     """What was attacked and how hard, in sentences."""
     images = _count(case, "images", "image")
     batch = _count(case, "batch_size", "private image")
-    restarts = _count(case, "restarts", "restart")
+    given = case.raw.get("restarts") is not None
+    restarts = f" and {_count(case, 'restarts', 'restart')} for each update" if given else ""
     sentences = [
         f"The private data are {images} of {value_of(case, 'data')}; the model is {value_of(case, 'model')}.",
         f"Each update is computed from {batch}.",
         recipe(case.object("recipe")),
-        f"The adversary searches with the budget “{value_of(case, 'budget')}” and {restarts} per update.",
+        f"The adversary searches with the budget “{value_of(case, 'budget')}”{restarts}.",
         "It keeps the result that its own objective prefers: it never sees the truth.",
     ]
     if number_or_none(case.raw.get("gallery")) is not None:
@@ -128,7 +151,7 @@ def where(held: Sequence[Row], among: Sequence[Row]) -> str:
     attacks = dict.fromkeys(map(attack_name, held))
     if len(held) == sum(attack_name(row) in attacks for row in among):
         return "for " + ", ".join(attacks)
-    return "; ".join(f"{attack_name(row)} against {in_sentence(row.defense)}" for row in held)
+    return "; ".join(map(row_name, held))
 
 
 def logged(rows: Sequence[Row]) -> list[tuple[str, str]]:

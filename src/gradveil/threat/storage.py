@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradveil import models
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.files import read_tensors, write_tensors
+from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import stack
 from gradveil.core.types import Domain, Params, Recipe
 from gradveil.threat.model import threat_model

@@ -32,7 +32,7 @@ for (const table of document.querySelectorAll("table[data-sortable]")) {
     status.textContent = `Sorted by ${head.textContent.trim()}, ${order}`;
   };
 
-  table.caption.querySelector("span").append(" Choose a heading to sort by it.");
+  document.getElementById("results-note").append(" Choose a heading to sort by it.");
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,32 +12,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.atomic import write_atomically
+from gradveil.core.errors import BadFileError
 
 VERSION = 1
 MAX_BYTES = 16 * 2**30
 _KEY = "gradveil"
 _DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"}
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file in one step: after a crash there is the old content or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise GradveilError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -1,0 +1,51 @@
+# Two commands on a fresh machine: `make audit` shows what leaks, `make test` checks that all is well.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help install audit test test-all check format bench browser clean
+
+help:  ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/installed  ## Create .venv and install Gradveil into it
+
+audit: install  ## Run the default audit and say where its report is
+	$(BIN)/gradveil audit $(ARGS)
+
+test: $(VENV)/installed-tests browser  ## Run the tests
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(VENV)/installed-tests browser  ## Run the tests, slow ones too
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/installed-tests  ## Lint, format check and type check
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/mypy
+
+format: $(VENV)/installed-tests  ## Format the code
+	$(BIN)/ruff format src tests scripts
+	$(BIN)/ruff check --fix src tests scripts
+
+bench: install  ## Measure throughput against a plain eager loop, one JSON object a line
+	$(BIN)/gradveil bench throughput --model lenet:init=wide --problems 16
+	$(BIN)/gradveil bench throughput --model resnet18 --problems 4 --steps 4
+
+browser:  ## Install Chromium for the browser tests where that is possible
+	@scripts/install_browser.sh
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-tests: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[test,check]'
+	@touch $@ $(VENV)/installed

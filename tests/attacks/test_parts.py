@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exchanges import SAMPLES, observed, private_batches
+from gradveil.attacks.labels import infer_labels
+from gradveil.attacks.objectives import cosine, squared
+from gradveil.attacks.priors import Pixels
+from gradveil.attacks.regularisers import total_variation
+from gradveil.attacks.search import Adam
+from gradveil.core.progress import SILENT
+from gradveil.core.seeding import generator
+from gradveil.core.types import Params, Recipe
+from gradveil.metrics import label_accuracy
+from gradveil.models import classifier
+
+
+def test_objectives_against_torch() -> None:
+    rng = generator(0)
+    a, b = ({"w": torch.randn(3, 4, generator=rng), "b": torch.randn(5, generator=rng)} for _ in range(2))
+    flat_a, flat_b = (torch.cat([t["w"].flatten(), t["b"]]) for t in (a, b))
+    torch.testing.assert_close(cosine(a, b), 1 - torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=0))
+    torch.testing.assert_close(squared(a, b), ((flat_a - flat_b) ** 2).sum())
+    assert torch.isfinite(cosine(a, {k: torch.zeros_like(v) for k, v in b.items()}))
+
+
+def test_total_variation_of_a_step_and_of_nothing() -> None:
+    step = torch.zeros(1, 1, 4, 4)
+    step[..., 2:] = 1.0
+    assert total_variation(step).item() == pytest.approx(1 / 3)
+    assert total_variation(torch.full((1, 3, 4, 4), 0.7)).item() == 0
+
+
+def test_pixels_stay_in_the_valid_range() -> None:
+    prior = Pixels(SAMPLES.domain, "cpu")
+    far = {"pixels": 100 * torch.randn(2, 3, 3, 32, 32, generator=generator(0))}
+    inputs = prior.decode(prior.project(far))
+    assert inputs.min() >= -1e-6
+    assert inputs.max() <= 1 + 1e-6
+    assert torch.equal(prior.start(2, generator(1))["pixels"], prior.start(2, generator(1))["pixels"])
+
+
+def quadratic(point: Params) -> tuple[Params, torch.Tensor]:
+    """Two problems: one with its minimum at 3, one that falls for ever and then breaks."""
+    x = point["x"]
+    values = torch.stack([(x[0] - 3) ** 2, torch.where(x[1] > 0.5, torch.nan, -x[1])])
+    return {"x": torch.stack([2 * (x[0] - 3), torch.tensor(-1.0)])}, values
+
+
+def test_adam_is_torchs_adam() -> None:
+    target = 5 + torch.randn(6, generator=generator(2))  # far off, so that the last point is the best one
+    start = torch.zeros(1, 6)
+
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        difference = point["x"] - target
+        return {"x": 2 * difference}, (difference**2).sum(dim=1)
+
+    with SILENT.task("", None) as task:
+        found = Adam(iterations=40, lr=0.05, signed=False).run(evaluate, {"x": start}, lambda p: p, task)
+    reference = torch.zeros(1, 6, requires_grad=True)
+    optimizer = torch.optim.Adam([reference], lr=0.05)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [15, 25, 35], gamma=0.1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        ((reference - target) ** 2).sum().backward()
+        optimizer.step()
+        schedule.step()
+    torch.testing.assert_close(found.unknowns["x"], reference.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_diverged_problem_keeps_its_best_point_and_says_so() -> None:
+    with SILENT.task("", None) as task:
+        found = Adam(iterations=60, lr=0.1, signed=False).run(quadratic, {"x": torch.zeros(2)}, lambda p: p, task)
+    assert found.diverged.tolist() == [False, True]
+    assert torch.isfinite(found.objectives).all()
+    assert found.unknowns["x"][1] <= 0.5
+    assert found.steps[0] == 0
+    assert found.steps[-1] == 60
+
+
+@pytest.mark.parametrize("model", ["lenet", "lenet:init=wide", "convnet:width=8", "mlp", "vit:depth=1,dim=48"])
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(sends="delta", lr=0.01)], ids=["gradient", "delta"])
+def test_the_label_of_one_example_is_read_exactly(model: str, recipe: Recipe) -> None:
+    batches = private_batches(30)
+    labels = infer_labels(observed(batches, model=model, recipe=recipe), 1)
+    assert labels.flatten().tolist() == [int(batch.labels) for batch in batches]
+
+
+def test_the_label_survives_noise() -> None:
+    """All but those of the one class that this untrained model is sure of: their gradient is too small to read."""
+    batches = private_batches(20)
+    labels = infer_labels(observed(batches, defense="noise:sigma=0.1"), 1).flatten()
+    right = labels == torch.cat([batch.labels for batch in batches])
+    assert right.sum() >= 18
+
+
+def test_labels_of_batches_with_repeats() -> None:
+    rng = generator(0)
+    batches = [SAMPLES.batch(torch.randint(100, (16,), generator=rng)) for _ in range(6)]
+    labels = infer_labels(observed(batches, model="resnet18"), 16)
+    right = [label_accuracy(labels[i], batch.labels) for i, batch in enumerate(batches)]
+    assert sum(right) / len(right) >= 0.95
+
+
+def test_granted_labels_are_taken() -> None:
+    batches = private_batches(2, 3)
+    seen = observed(batches, threat="C+labels", defense="noise:sigma=1000")
+    assert torch.equal(infer_labels(seen, 3), torch.stack([batch.labels for batch in batches]))
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_classifier_without_bias_gives_its_labels_away_too(size: int) -> None:
+    batches = private_batches(5, size)
+    seen = observed(batches, model="convnet:width=8")
+    name = classifier(seen[0].module, seen[0].domain)
+    blind = [{k: v for k, v in one.reply.items() if k != f"{name}.bias"} for one in seen]
+    labels = infer_labels([type(o)(**{**o.__dict__, "reply": r}) for o, r in zip(seen, blind, strict=True)], size)
+    right = [label_accuracy(labels[i], batch.labels) for i, batch in enumerate(batches)]
+    assert sum(right) / len(right) >= 0.9

@@ -1,0 +1,177 @@
+"""The whole way of the data, on real pictures: what an undefended client leaks, and what a first defense changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.attacks import load_reconstructions
+from gradveil.auditing import Case, make_case, run_case, score_again
+from gradveil.core.errors import GradveilError
+from gradveil.core.tensor_files import read_tensors
+from gradveil.threat import load_observations
+
+METRICS = ("mse", "psnr", "ssim", "lpips", "mse_r", "identified", "label_accuracy", "objective", "per_image", "trace")
+TINY = {"attacks": ["ig:iterations=8,restarts=2"], "images": 2, "gallery": 10}
+
+
+def read(folder: Path) -> dict[str, Any]:
+    audit: dict[str, Any] = json.loads((folder / "audit.json").read_text())
+    return audit
+
+
+def comparable(folder: Path) -> list[dict[str, Any]]:
+    return [{key: row[key] for key in (*METRICS, "defense", "attack", "digest")} for row in read(folder)["rows"]]
+
+
+def test_an_undefended_client_leaks_and_noise_helps(audited: Path) -> None:
+    rows = {(row["defense"], row["attack"]): row for row in read(audited)["rows"]}
+    bare, noisy = rows["none", "ig"], rows["noise:sigma=0.1", "ig"]
+    prior = next(row for row in read(audited)["rows"] if row["attack"] == "prior-only")
+    assert bare["psnr"] > 15
+    assert bare["psnr"] >= noisy["psnr"] + 3
+    assert bare["identified"] > prior["identified"]
+    assert prior["prior_of"] == "ig"
+
+
+@pytest.mark.network
+def test_lpips_is_the_real_one(audited: Path) -> None:
+    for row in read(audited)["rows"]:
+        assert row["not_available"] == {}
+        assert row["identified_by"] == "lpips"
+        assert 0 < row["lpips"] < 1.5
+
+
+def test_every_row_says_what_it_rests_on(audited: Path) -> None:
+    audit = read(audited)
+    assert audit["version"] == 1
+    assert audit["complete"]
+    assert {"gradveil", "python", "torch", "device", "threads"} <= audit["environment"].keys()
+    for row in audit["rows"]:
+        assert row["threat"] == "C"
+        assert any("how many examples" in sentence for sentence in row["assumptions"])
+        assert row["images"] == len(row["per_image"]) == 4
+        assert row["problem_steps"] == 4 * 2 * 600
+        assert row["strategy"]
+        for file in row["files"].values():
+            assert (audited / file).is_file()
+        pictures = {image["index"]: image["psnr"] for image in row["per_image"]}
+        assert row["psnr"] == pytest.approx(sum(pictures.values()) / 4)
+    verdict = audit["verdicts"][0]
+    assert verdict["defense"] == "none"
+    low, high = verdict["identified_interval"]
+    assert low <= verdict["identified"] <= high
+
+
+def test_observation_reconstruction_and_truth_are_separate_files(audited: Path) -> None:
+    row = read(audited)["rows"][0]
+    seen = load_observations(audited / row["files"]["observation"])
+    found = load_reconstructions(audited / row["files"]["reconstruction"])
+    truth, _ = read_tensors(audited / row["files"]["truth"], "truth")
+    assert len(seen) == len(found) == len(truth["inputs"]) == 4
+    mse = [float((one.inputs - truth["inputs"][i : i + 1]).square().mean()) for i, one in enumerate(found)]
+    assert mse == pytest.approx([image["mse"] for image in row["per_image"]], rel=1e-4)
+
+
+def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run_case(make_case({**TINY, "seed": 5}), tmp_path / name)
+    run_case(make_case({**TINY, "seed": 6}), tmp_path / "other")
+    assert comparable(tmp_path / "one") == comparable(tmp_path / "two")
+    assert comparable(tmp_path / "one")[0]["psnr"] != comparable(tmp_path / "other")[0]["psnr"]
+
+
+def test_a_resumed_audit_keeps_its_rows_and_adds_new_ones(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_case(make_case(TINY), whole)
+    run_case(make_case({**TINY, "defenses": ["none"]}), parts)
+    first = (parts / "rows" / read(parts)["rows"][0]["digest"] / "row.json").stat().st_mtime_ns
+    with pytest.raises(GradveilError, match="--resume"):
+        run_case(make_case(TINY), parts)
+    run_case(make_case(TINY), parts, resume=True)
+    assert comparable(parts) == comparable(whole)
+    assert (parts / "rows" / read(parts)["rows"][0]["digest"] / "row.json").stat().st_mtime_ns == first
+
+
+def test_a_batch_is_matched_to_the_truth_only_when_scored(tmp_path: Path) -> None:
+    audit = run_case(make_case({**TINY, "images": 4, "batch_size": 4, "defenses": ["none"]}), tmp_path / "a")
+    pictures = [image["picture"] for image in audit["rows"][0]["per_image"]]
+    assert sorted(pictures) == [0, 1, 2, 3]
+    (found,) = load_reconstructions(tmp_path / "a" / audit["rows"][0]["files"]["reconstruction"])
+    truth, _ = read_tensors(tmp_path / "a" / "truth.safetensors", "truth")
+    mse = (found.inputs[pictures] - truth["inputs"]).square().mean(dim=(1, 2, 3))
+    assert mse.tolist() == pytest.approx([image["mse"] for image in audit["rows"][0]["per_image"]], rel=1e-4)
+
+
+def test_fedavg_is_matched_through_the_local_run(tmp_path: Path) -> None:
+    recipe = {"sends": "delta", "epochs": 2, "batch_size": 1, "lr": 0.05}
+    fields = {"attacks": ["ig:iterations=60,restarts=1"], "images": 2, "batch_size": 2, "recipe": recipe}
+    audit = run_case(make_case({**fields, "defenses": ["none"], "gallery": 10}), tmp_path / "a")
+    bare, prior = audit["rows"]
+    assert bare["trace"]["objective"][0][-1] < 0.5 * bare["trace"]["objective"][0][0]
+    assert bare["label_accuracy"] > prior["label_accuracy"] or prior["label_accuracy"] == 1
+
+
+def test_without_lpips_the_row_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    audit = run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
+    for row in audit["rows"]:
+        assert row["lpips"] is None
+        assert "gradveil assets get lpips" in row["not_available"]["lpips"]
+        assert row["identified_by"] == "ssim"
+        assert row["identified"] is not None
+
+
+@pytest.mark.network
+def test_scoring_again_fills_in_what_was_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as offline:
+        offline.setenv("GRADVEIL_OFFLINE", "1")
+        offline.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+        before = run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
+    after = score_again(tmp_path / "a")
+    assert before["rows"][0]["lpips"] is None
+    assert after["rows"][0]["lpips"] > 0
+    assert after["rows"][0]["psnr"] == before["rows"][0]["psnr"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"attacks": ["igg"]}, "did you mean ig"),
+        ({"defenses": []}, "at least one defense"),
+        ({"defenses": ["none", "none"]}, "stands twice"),
+        ({"images": 0}, "images: input should be greater"),
+        ({"images": 3, "batch_size": 2}, "whole batches"),
+        ({"images": 101}, "too few for 101"),
+        ({"surprise": 1}, "surprise: extra inputs"),
+        ({"threat": "A"}, "needs batch-size, which threat A lacks"),
+        ({"recipe": {"lr": -1}}, "lr is a number"),
+        ({"model": "lenet:init=huge"}, "one of default, wide"),
+        ({"budget": "endless"}, "budget: input should be"),
+    ],
+)
+def test_a_bad_case_is_one_line(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(GradveilError, match=words) as caught:
+        run_case(make_case(fields), tmp_path / "a")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a" / "audit.json").exists()
+
+
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(GradveilError, match="--device cpu"):
+        run_case(Case(device="cuda"), tmp_path / "a")
+
+
+def test_digests_differ_as_soon_as_anything_does() -> None:
+    variants = [{}, {"seed": 1}, {"images": 2}, {"restarts": 3}, {"budget": "quick"}, {"gallery": 50}, {"threat": "B"},
+                {"recipe": {"train_mode": True}}, {"model": "lenet"}]  # fmt: skip
+    digests = {cell.digest() for fields in variants for cell in make_case(fields).cells()}
+    assert len(digests) == 3 * len(variants)
+    assert [c.digest() for c in make_case({}).cells()] == [c.digest() for c in Case().cells()]

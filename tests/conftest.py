@@ -1,0 +1,19 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradveil.auditing import Case, run_case
+from gradveil.report import render
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one real audit: four CIFAR-10 images, LeNet, no defense and noise, IG and the prior alone."""
+    folder = tmp_path_factory.mktemp("audited") / "audit"
+    run_case(Case(budget="quick"), folder)
+    render(folder)
+    return folder

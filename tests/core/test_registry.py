@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from gradveil.core.errors import GradveilError, UnknownNameError
+from gradveil.core.registry import Registry, split_spec
+
+
+@pytest.fixture
+def tools() -> Registry[dict[str, object]]:
+    registry: Registry[dict[str, object]] = Registry("tool")
+
+    @registry.register("saw")
+    def saw(
+        context: str,
+        *,
+        teeth: int = 5,
+        length: float = 1.0,
+        kind: Literal["rip", "cross"] = "rip",
+        oiled: bool = False,
+        owner: str | None = None,
+        grit: int | float | None = None,
+    ) -> dict[str, object]:
+        """Cuts wood."""
+        return {"context": context, "teeth": teeth, "length": length, "kind": kind, "oiled": oiled, "owner": owner,
+                "grit": grit}  # fmt: skip
+
+    @registry.register("nail")
+    def nail(*, size: int) -> dict[str, object]:
+        return {"size": size}
+
+    return registry
+
+
+def test_options_become_their_annotated_types(tools: Registry[dict[str, object]]) -> None:
+    built = tools.build("saw:teeth=7,length=2,kind=cross,oiled=true,owner=none,grit=1.5", "here")
+    assert built == {"context": "here", "teeth": 7, "length": 2.0, "kind": "cross", "oiled": True, "owner": None,
+                     "grit": 1.5}  # fmt: skip
+    assert isinstance(built["length"], float)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("saww", "did you mean saw"),
+        ("zzz", "there are: nail, saw"),
+        ("saw:tooth=3", "its options: teeth=5"),
+        ("saw:teeth=many", "a whole number, not 'many'"),
+        ("saw:length=long", "a number, not 'long'"),
+        ("saw:kind=band", "one of rip, cross"),
+        ("saw:oiled=maybe", "true or false"),
+        ("saw:teeth", "OPTION=VALUE"),
+        ("saw:teeth=1,teeth=2", "stands twice"),
+        ("nail", "write nail:size=VALUE"),
+    ],
+)
+def test_a_bad_spec_is_one_line_that_says_what_to_do(tools: Registry[object], spec: str, words: str) -> None:
+    with pytest.raises(GradveilError, match=words) as caught:
+        tools.build(spec, "here")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_registered_once(tools: Registry[object]) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        tools.register("saw")(lambda: None)
+
+
+def test_an_unknown_name_is_its_own_error(tools: Registry[object]) -> None:
+    with pytest.raises(UnknownNameError):
+        tools.get("hammer")
+
+
+def test_canonical_is_one_spelling(tools: Registry[object]) -> None:
+    assert tools.canonical("saw: oiled=TRUE , length=2") == tools.canonical("saw:length=2.0,oiled=true")
+    assert tools.canonical("saw") == "saw"
+    assert tools.summary("saw") == "Cuts wood."
+
+
+def test_split_spec() -> None:
+    assert split_spec("noise: sigma = 0.1 ") == ("noise", {"sigma": "0.1"})

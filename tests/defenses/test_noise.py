@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exchanges import SAMPLES
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import generator
+from gradveil.core.types import Params
+from gradveil.defenses import DEFENSES, Step
+
+
+def defended(spec: str, gradient: Params, seed: int = 0) -> Params:
+    batch = SAMPLES.batch([0])
+    step = Step(params={}, batch=batch, loss_at=lambda _: torch.tensor(0.0), number=1, lr=0.1, rng=generator(seed))
+    return DEFENSES.build(spec).on_gradient(gradient, step)
+
+
+@pytest.mark.parametrize(("kind", "kurtosis"), [("gaussian", 3.0), ("laplace", 6.0)])
+def test_noise_has_its_deviation_and_its_shape(kind: str, kurtosis: float) -> None:
+    zero = {"w": torch.zeros(400, 500)}
+    drawn = defended(f"noise:sigma=0.3,kind={kind}", zero)["w"].double()
+    assert drawn.mean().abs() < 0.003
+    assert drawn.std().item() == pytest.approx(0.3, rel=0.01)
+    assert ((drawn / drawn.std()) ** 4).mean().item() == pytest.approx(kurtosis, rel=0.05)
+    assert torch.equal(zero["w"], torch.zeros(400, 500))
+
+
+def test_tensors_do_not_share_their_noise() -> None:
+    drawn = defended("noise", {"a": torch.zeros(1000), "b": torch.zeros(1000)})
+    assert torch.corrcoef(torch.stack([drawn["a"], drawn["b"]]))[0, 1].abs() < 0.15
+
+
+def test_none_changes_nothing() -> None:
+    gradient = {"w": torch.randn(5, generator=generator(1))}
+    assert torch.equal(defended("none", gradient)["w"], gradient["w"])
+
+
+def test_a_negative_sigma_is_refused() -> None:
+    with pytest.raises(GradveilError, match="at least 0"):
+        DEFENSES.build("noise:sigma=-1")

@@ -1,0 +1,105 @@
+"""Sentences a reviewer reads: true to the numbers, and short."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradveil.report
+from gradveil.report import words
+from gradveil.report.fields import Fields
+from gradveil.report.folder import Row, Verdict, load
+from report.saved_audit import write_audit
+
+
+def verdict(defense: str, share: float | None, low: float, chance: float | None = 0.0) -> Verdict:
+    return Verdict(defense, "ig", "C", share, (low, 1.0), chance, 4, "")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> tuple[Row, ...]:
+    return load(write_audit(tmp_path, attacks=["ig", "dlg"])).rows
+
+
+def attacks(rows: tuple[Row, ...]) -> list[Row]:
+    return [row for row in rows if not row.is_prior]
+
+
+def test_above_chance_needs_the_whole_interval() -> None:
+    assert words.above_chance(verdict("none", 0.5, low=0.2, chance=0.1)) is True
+    assert words.above_chance(verdict("none", 0.5, low=0.1, chance=0.1)) is False
+    assert words.above_chance(verdict("none", 0.5, low=0.1, chance=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        ([verdict("none", 1.0, 0.5)], "100% of private images were identified with no defense: more often than chance"),
+        ([verdict("noise", 0.0, 0.0)], "0% of private images were identified with noise: not more often than chance"),
+        ([verdict("none", 1.0, 0.5), verdict("noise", 0.0, 0.0)], "In 1 of the 2 settings tried"),
+        ([verdict("none", 1.0, 0.5), verdict("noise", 0.9, 0.4)], "In each of the 2 settings tried"),
+        ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "In none of the 2 settings tried"),
+        ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "At worst, 20% of private images were identified with b"),
+        ([verdict("a", None, 0.0)], "has no verdict"),
+        ([verdict("a", 0.5, 0.1, chance=None)], "chance was not measured"),
+        ([], "has no verdict"),
+    ],
+)
+def test_headline(verdicts: list[Verdict], sentence: str) -> None:
+    assert sentence in words.headline(verdicts)
+
+
+def test_recipe_of_one_gradient() -> None:
+    assert "gradient of one step" in words.recipe(Fields({"sends": "gradient"}, "recipe"))
+
+
+def test_recipe_of_local_training() -> None:
+    recipe = {"sends": "delta", "lr": 0.05, "epochs": 2, "batch_size": 8, "momentum": 0.9, "train_mode": True}
+    assert words.recipe(Fields(recipe, "recipe")) == (
+        "The client trains for 2 epochs in mini-batches of 8 images, with learning rate 0.05, momentum 0.9, and the "
+        "model in training mode, then sends the change of its parameters (FedAvg)."
+    )
+
+
+def test_what_holds_for_some_rows_is_said_briefly(rows: tuple[Row, ...]) -> None:
+    every = attacks(rows)
+    none_ig, none_dlg, noise_ig, noise_dlg = every
+    assert words.where(every, every) == ""
+    assert words.where([none_ig, none_dlg], every) == "against no defense"
+    assert words.where([none_ig, noise_ig], every) == "for ig"
+    assert words.where([none_dlg, noise_ig], every) == "dlg against no defense; ig against noise:sigma=0.1"
+    assert words.where([rows[-1], noise_ig], rows) == "prior only (dlg); ig against noise:sigma=0.1"
+    assert words.where([noise_dlg], every) == "dlg against noise:sigma=0.1"
+
+
+def test_shared_assumptions_come_first(rows: tuple[Row, ...]) -> None:
+    said = words.assumptions(rows)
+    assert [where for _, where in said] == ["", "", "against noise:sigma=0.1"]
+
+
+def test_logs_are_said_once(rows: tuple[Row, ...]) -> None:
+    assert words.logged(rows) == [("noise:sigma=0.1", "sigma = 0.1")]
+
+
+def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
+    case: dict[str, Any] = json.loads((write_audit(tmp_path) / "audit.json").read_text())["case"]
+    said = " ".join(words.setting(Fields(case, "case")))
+    for fact in (
+        "4 images of cifar10-samples",
+        "lenet:init=wide",
+        "1 private image.",
+        "line-up of 100 images",
+        "quick",
+    ):
+        assert fact in said
+
+
+@pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(gradveil.report.__path__)])
+def test_examples_in_docstrings(module: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"gradveil.report.{module}")).failed == 0

@@ -1,0 +1,80 @@
+"""The folder tree is the way of the data: a file imports only from its own folder and from folders above it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gradveil
+
+LEVELS = (
+    "core", "assets", "data", "models", "generators", "defenses", "client", "threat", "attacks", "federated", "metrics",
+    "auditing", "report", "bench", "cli",
+)  # fmt: skip
+SOURCE = Path(gradveil.__file__).parent
+ONLY_FOR_PEOPLE = {"typer", "rich"}
+NOT_ON_ACCELERATORS = {"typer", "rich", "pydantic", "yaml", "jinja2", "flwr", "ray", "cma"}
+
+
+def imported(source: str) -> set[str]:
+    """Every module that a source names in an import, at any depth of the code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the level"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def forbidden(folder: str, source: str) -> set[str]:
+    """Imports of this source that its folder may not have."""
+    level = LEVELS.index(folder)
+    banned = {"torch"} if folder == "report" else set()
+    banned |= ONLY_FOR_PEOPLE if folder != "cli" else set()
+    banned |= NOT_ON_ACCELERATORS if level < LEVELS.index("auditing") else set()
+    below = {f"gradveil.{name}" for name in LEVELS[level + 1 :]}
+    return {
+        name for name in imported(source) if name.partition(".")[0] in banned or ".".join(name.split(".")[:2]) in below
+    }
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_a_file_imports_only_from_above(path: Path) -> None:
+    assert forbidden(path.relative_to(SOURCE).parts[0], path.read_text()) == set()
+
+
+def test_every_folder_has_a_level() -> None:
+    assert {path.relative_to(SOURCE).parts[0] for path in FILES} <= set(LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("attacks", "from gradveil.auditing.exchange import Private"),
+        ("attacks", "from gradveil.metrics import score"),
+        ("core", "import gradveil.threat.model"),
+        ("client", "from gradveil import attacks"),
+        ("models", "def late():\n    import gradveil.cli.main"),
+        ("attacks", "import cma"),
+        ("metrics", "from rich.console import Console"),
+        ("report", "import torch"),
+    ],
+)
+def test_a_forbidden_import_is_caught(folder: str, line: str) -> None:
+    assert forbidden(folder, line)
+
+
+def test_an_attack_cannot_name_the_truth() -> None:
+    """No module that attacks import, at any distance, defines or names what holds the private data of an audit."""
+    allowed = LEVELS[: LEVELS.index("attacks") + 1]
+    for path in FILES:
+        if path.relative_to(SOURCE).parts[0] in allowed:
+            names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+            assert not names & {"Private", "truth", "ground_truth", "Judge"}, path
