@@ -132,11 +132,11 @@ def _enforce(result: dict[str, Any], bounds: list[tuple[str, float]]) -> None:
 def _print_summary(result: dict[str, Any], page: Path) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("defense", "attack"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for title in ("PSNR dB", "SSIM", "LPIPS", "identified", "labels", "seconds"):
         table.add_column(title, justify="right")
     for row in result["rows"]:
-        attack = f"{row['attack']} of {row['prior_of']}" if row["prior_of"] else row["attack"]
+        attack = row["attack"] if row["prior_of"] is None else f"prior-only ({row['prior_of']})"
         lpips = "n/a" if row["lpips"] is None else f"{row['lpips']:.3f}"
         table.add_row(
             "any" if row["prior_of"] else row["defense"], attack, f"{row['psnr']:.1f}", f"{row['ssim']:.3f}", lpips,
