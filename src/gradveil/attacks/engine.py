@@ -1,26 +1,29 @@
-"""Stepping N problems together. A problem is written for itself alone; here is decided how N of them are run.
+"""Stepping N problems together. Problems are written for themselves; here is decided how N of them are run.
 
-``loop`` takes them one by one; ``vmap`` takes them in chunks that fit memory. Which is faster depends on the model and
-the machine (on a CPU, vmap makes LeNet five times faster and ResNet-18 two times slower), so a short measurement
-decides, and its result is kept: the same machine takes the same way again, and gives the same numbers.
+``loop`` takes them one by one, ``vmap`` lets torch batch the code of one, ``joint`` is code that was written for many.
+On a GPU each can be captured as one CUDA graph, which removes the cost of starting thousands of small kernels. Which way
+is fastest depends on the model and the machine, so a short measurement decides. Its result is kept: the same machine
+takes the same way again, and gives the same numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gradveil.assets import cache_folder
+from gradveil.attacks.graph import captured
 from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.types import Params
@@ -28,63 +31,117 @@ from gradveil.core.types import Params
 Given = dict[str, Any]
 """What a problem is about, such as the observed update and the labels: any nesting of dicts of tensors."""
 
-Problem = Callable[[Params, Given], tuple[Params, Tensor]]
+Single = Callable[[Params, Given], tuple[Params, Tensor]]
 """One problem: (unknowns, given) -> (gradient of the objective in the unknowns, objective as a scalar)."""
 
+Batched = Callable[[Params, Given], tuple[Params, Tensor]]
+"""N problems: (unknowns [N, ...], given [N, ...]) -> (gradients [N, ...], objectives [N])."""
+
 Evaluate = Callable[[Params], tuple[Params, Tensor]]
-"""All problems: unknowns [N, ...] -> (gradients [N, ...], objectives [N])."""
+"""All problems of a run, whatever is given bound to them."""
 
-Strategy = Literal["auto", "loop", "vmap"]
+Strategy = Literal["auto", "loop", "vmap", "joint"]
+Precision = Literal["float32", "tf32"]
 
-_PROBED_ON_CPU = 4
-_SHARE_OF_MEMORY = 0.3
+_TRIED_ON_CPU = 4
+_SHARE_OF_MEMORY = 0.4
+_FEW = 2
+_SAME = 1e-2
 
 
 @dataclass(frozen=True)
 class Plan:
     """How the problems are run."""
 
-    strategy: str
-    derivative: str
+    way: str
     chunk: int
+    graph: bool = False
+    precision: Precision = "float32"
 
     def __str__(self) -> str:
-        together = f", {self.chunk} together" if self.strategy == "vmap" else ""
-        return f"{self.strategy}{together}, {self.derivative}"
+        graph, precise = (", CUDA graph" if self.graph else ""), self.precision
+        return f"{self.way}, {self.chunk} together{graph}, {precise}"
 
 
-def plan_for(problems: Mapping[str, Problem], unknowns: Params, given: Given, *, strategy: Strategy = "auto") -> Plan:
-    """The fastest way to run these problems here. ``problems`` are equal ways to derive one, by name."""
-    count, chunk = _count(unknowns), _fitting_chunk(unknowns, given)
-    ways = [Plan(s, d, chunk) for s in ("vmap", "loop") if strategy in ("auto", s) for d in problems]
-    if not ways:
-        raise GradveilError(f"no strategy is called {strategy!r}; there are: auto, loop, vmap")
-    if len(ways) == 1:
-        return ways[0]
-    key = _fingerprint(ways, unknowns, given)
+def ways_of(singles: Mapping[str, Single], joint: Batched | None) -> dict[str, Batched]:
+    """Every way to run a batch, by name."""
+    found = {} if joint is None else {"joint": joint}
+    for name, single in singles.items():
+        found[f"vmap {name}"] = vmap(single)
+        found[f"loop {name}"] = _one_by_one(single)
+    return found
+
+
+def plan_for(
+    ways: Mapping[str, Batched],
+    unknowns: Params,
+    given: Given,
+    *,
+    strategy: Strategy = "auto",
+    precision: Precision = "float32",
+) -> Plan:
+    """The fastest way to run these problems here: measured once, then remembered."""
+    admitted = [way for way in ways if strategy in ("auto", way.split()[0])]
+    if not admitted:
+        raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
+    key = _fingerprint(admitted, unknowns, given, precision)
     known = _remembered().get(key)
-    for way in ways:
-        if known == str(way):
-            return way
-    some = count if _device(unknowns).type == "cuda" else min(count, _PROBED_ON_CPU)
-    timed = {way: _seconds_per_problem(problems[way.derivative], way, unknowns, given, some) for way in ways}
+    if isinstance(known, dict) and known.get("way") in admitted:
+        return Plan(known["way"], int(known["chunk"]), bool(known["graph"]), precision)
+    plans = [_sized(ways[way], way, unknowns, given, precision) for way in admitted]
+    timed = {plan: _seconds_per_problem(ways[plan.way], plan, unknowns, given) for plan in plans}
     best = min(timed, key=timed.__getitem__)
-    _remember(key, str(best))
+    if timed[best] == float("inf"):
+        raise GradveilError("this model cannot be differentiated twice, or its problems do not fit into memory")
+    _remember(key, {"way": best.way, "chunk": best.chunk, "graph": best.graph})
     return best
 
 
-def run_as(plan: Plan, problem: Problem, given: Given) -> Evaluate:
-    """One function that evaluates all problems under the plan."""
-    if plan.strategy == "vmap":
-        together = vmap(problem, chunk_size=plan.chunk)
-        return lambda unknowns: together(unknowns, given)
+def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
+    """One function that evaluates all problems under the plan; ``unknowns`` show the shapes to come."""
 
-    def one_by_one(unknowns: Params) -> tuple[Params, Tensor]:
-        results = [problem(_at(unknowns, i), _at(given, i)) for i in range(_count(unknowns))]
+    def in_chunks(point: Params) -> tuple[Params, Tensor]:
+        starts = range(0, _count(point), plan.chunk)
+        parts = [way(_at(point, slice(i, i + plan.chunk)), _at(given, slice(i, i + plan.chunk))) for i in starts]
+        if len(parts) == 1:
+            return parts[0]
+        gradients = {name: torch.cat([gradient[name] for gradient, _ in parts]) for name in point}
+        return gradients, torch.cat([values for _, values in parts])
+
+    def precise(point: Params) -> tuple[Params, Tensor]:
+        with _precision(plan.precision):
+            return in_chunks(point)
+
+    return captured(precise, unknowns) if plan.graph else precise
+
+
+def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
+    """Whether two ways give the same slopes and values on a few of the problems, up to rounding."""
+    some, about = _at(unknowns, slice(_FEW)), _at(given, slice(_FEW))
+    with _precision("float32"):
+        (first, values), (second, others) = one(some, about), other(some, about)
+    close = all((first[k] - second[k]).norm() <= _SAME * second[k].norm() + 1e-12 for k in second)
+    return close and torch.allclose(values, others, rtol=_SAME, atol=1e-6)
+
+
+def _one_by_one(single: Single) -> Batched:
+    def loop(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
+        results = [single(_at(unknowns, i), _at(given, i)) for i in range(_count(unknowns))]
         gradients = {name: torch.stack([gradient[name] for gradient, _ in results]) for name in unknowns}
         return gradients, torch.stack([value for _, value in results])
 
-    return one_by_one
+    return loop
+
+
+@contextlib.contextmanager
+def _precision(precision: Precision) -> Iterator[None]:
+    """Plain float32 by default: torch lets convolutions use TF32 by itself, which changes gradients by percents."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _at(tree: Any, index: int | slice) -> Any:
@@ -99,52 +156,63 @@ def _device(unknowns: Params) -> torch.device:
     return next(iter(unknowns.values())).device
 
 
-def _seconds_per_problem(problem: Problem, way: Plan, unknowns: Params, given: Given, some: int) -> float:
-    few = min(some, way.chunk) if way.strategy == "vmap" else 1
-    part, about = _at(unknowns, slice(few)), _at(given, slice(few))
-    evaluate = run_as(way, problem, about)
+def _on_gpu(unknowns: Params) -> bool:
+    return _device(unknowns).type == "cuda"
+
+
+def _sized(way: Batched, name: str, unknowns: Params, given: Given, precision: Precision) -> Plan:
+    """The way with as many problems together as fit: on a GPU by the memory that a few of them took."""
+    count = _count(unknowns)
+    if name.startswith("loop"):
+        return Plan(name, 1, False, precision)
+    if not _on_gpu(unknowns):
+        each = sum(t.nbytes for t in [*tree_leaves(given), *unknowns.values()]) // count
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * memory / (20 * each + 1)))), False, precision)
+    few = min(count, _FEW)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     try:
-        return min(_timed(evaluate, part) for _ in range(3)) / few
-    except (NotImplementedError, RuntimeError) as error:
-        if way.derivative == "reverse" and way.strategy == "loop":
-            raise GradveilError(f"this model cannot be differentiated twice: {' '.join(str(error).split())}") from error
+        with _precision(precision):
+            way(_at(unknowns, slice(few)), _at(given, slice(few)))
+    except (RuntimeError, NotImplementedError):
+        return Plan(name, 1, True, precision)  # what fails here fails again when timed, and is left out there
+    each = max(1, (torch.cuda.max_memory_allocated() - before) // few)
+    free, _ = torch.cuda.mem_get_info()
+    return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * free / each))), True, precision)
+
+
+def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Given) -> float:
+    """The time of one problem under the plan, infinite where it cannot run."""
+    some = _count(unknowns) if plan.graph else min(plan.chunk, _TRIED_ON_CPU)
+    part, about = _at(unknowns, slice(some)), _at(given, slice(some))
+    try:
+        evaluate = bound(plan, way, part, about)
+        best = _timed(evaluate, part)
+        for _ in range(3 if best < 1 else 1):
+            best = min(best, _timed(evaluate, part))
+    except (NotImplementedError, RuntimeError):
         return float("inf")
+    return best / some
 
 
 def _timed(evaluate: Evaluate, unknowns: Params) -> float:
     started = time.perf_counter()
     evaluate(unknowns)
-    if _device(unknowns).type == "cuda":
+    if _on_gpu(unknowns):
         torch.cuda.synchronize()
     return time.perf_counter() - started
 
 
-def _fitting_chunk(unknowns: Params, given: Given) -> int:
-    """How many problems fit: each holds its update, the direction, their derivatives and activations."""
-    leaves = [tensor for tensor in _leaves(given) if tensor.is_floating_point()]
-    count = _count(unknowns)
-    each = sum(t.nbytes for t in [*leaves, *unknowns.values()]) // count
-    if _device(unknowns).type == "cuda":
-        free, _ = torch.cuda.mem_get_info(_device(unknowns))
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(count, int(_SHARE_OF_MEMORY * free / (10 * each + 1))))
-
-
-def _leaves(tree: Any) -> list[Tensor]:
-    leaves: list[Tensor] = torch.utils._pytree.tree_leaves(tree)
-    return leaves
-
-
-def _fingerprint(ways: list[Plan], unknowns: Params, given: Given) -> str:
-    device = _device(unknowns)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
-    shapes = [tuple(tensor.shape) for tensor in (*unknowns.values(), *_leaves(given))]
-    text = json.dumps([torch.__version__, name, os.uname().machine, [str(way) for way in ways], shapes])
+def _fingerprint(ways: list[str], unknowns: Params, given: Given, precision: str) -> str:
+    name = torch.cuda.get_device_name() if _on_gpu(unknowns) else f"cpu x{torch.get_num_threads()}"
+    shapes = [tuple(tensor.shape) for tensor in (*unknowns.values(), *tree_leaves(given))]
+    text = json.dumps([torch.__version__, name, os.uname().machine, ways, shapes, precision])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _remembered() -> dict[str, str]:
+def _remembered() -> dict[str, Any]:
     path = cache_folder() / "strategies.json"
     try:
         said = json.loads(path.read_text())
@@ -152,8 +220,8 @@ def _remembered() -> dict[str, str]:
         return {}
     except (OSError, ValueError) as error:
         raise BadFileError(f"{path} cannot be read ({error}); delete it, it is only a record of speeds") from None
-    return {str(k): str(v) for k, v in said.items()} if isinstance(said, dict) else {}
+    return said if isinstance(said, dict) else {}
 
 
-def _remember(key: str, way: str) -> None:
-    write_json(cache_folder() / "strategies.json", {**_remembered(), key: way})
+def _remember(key: str, plan: dict[str, Any]) -> None:
+    write_json(cache_folder() / "strategies.json", {**_remembered(), key: plan})

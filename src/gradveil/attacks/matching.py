@@ -6,27 +6,28 @@ the batch of problems; the best one is chosen by the attack's own objective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, jvp
+from torch.func import grad_and_value
 
 from gradveil.attacks.base import Attack, Reconstruction
-from gradveil.attacks.engine import Evaluate, Given, Plan, Problem, Strategy, plan_for, run_as
+from gradveil.attacks.engine import Batched, Evaluate, Given, Plan, Precision, Strategy, agree, bound, plan_for, ways_of
+from gradveil.attacks.joint import UnsupportedError
 from gradveil.attacks.labels import infer_labels
 from gradveil.attacks.objectives import Objective
 from gradveil.attacks.priors import Pixels
+from gradveil.attacks.problem import Problem
 from gradveil.attacks.regularisers import Regulariser
 from gradveil.attacks.search import Adam, Found
-from gradveil.client.local import cross_entropy, local_update
+from gradveil.client.local import cross_entropy
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
-from gradveil.core.trees import add, stack
+from gradveil.core.trees import stack
 from gradveil.core.types import Loss, Params, Recipe
-from gradveil.models.functional import Functional
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -54,6 +55,7 @@ class Matching(Attack):
     restarts: int
     regularisers: tuple[tuple[float, Regulariser], ...] = ()
     strategy: Strategy = "auto"
+    precision: Precision = "float32"
     loss: Loss = cross_entropy
     title: str = "matching"
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
@@ -79,9 +81,9 @@ class Matching(Attack):
         if self.objective is not None:
             given["reply"] = stack([one.reply for one in seen])
         given = _each_repeated(given, self.restarts)
-        problems = self._problems(seen[0], prior)
-        plan = plan_for(problems, starts, given, strategy=self.strategy)
-        return Prepared(prior, labels, starts, len(rngs), plan, run_as(plan, problems[plan.derivative], given))
+        ways = self._ways(seen[0], prior, starts, given)
+        plan = plan_for(ways, starts, given, strategy=self.strategy, precision=self.precision)
+        return Prepared(prior, labels, starts, len(rngs), plan, bound(plan, ways[plan.way], starts, given))
 
     def _guessed(self, seen: Sequence[Observation], seeds: Sequence[int]) -> Tensor:
         """Labels without the update: drawn blindly."""
@@ -89,36 +91,31 @@ class Matching(Attack):
         drawn = [torch.randint(one.domain.classes, (size,), generator=generator(seed, "labels")) for seed in seeds]
         return torch.stack(drawn).to(next(iter(one.sent.values())).device)
 
-    def _problems(self, one: Observation, prior: Pixels) -> Mapping[str, Problem]:
-        """Equal ways to derive the objective of one problem."""
+    def _ways(self, one: Observation, prior: Pixels, starts: Params, given: Given) -> dict[str, Batched]:
+        """Every way to run the problems; the joint one only where it gives what double backward gives."""
 
         def penalty(unknowns: Params) -> Tensor:
             inputs = prior.decode(unknowns)
             return torch.stack([inputs.sum() * 0, *(w * rule(inputs) for w, rule in self.regularisers)]).sum()
 
         if self.objective is None:
-            return {"reverse": lambda unknowns, _: grad_and_value(penalty)(unknowns)}
-        objective, recipe = self.objective, one.recipe or Recipe(sends=one.kind)
-        model = Functional(one.module, train_mode=recipe.train_mode)
-
-        def update(unknowns: Params, given: Given) -> Params:
-            return local_update(model, self.loss, one.sent, prior.decode(unknowns), given["labels"], recipe)
-
-        def reverse(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
-            return grad_and_value(lambda u: objective(update(u, given), given["reply"]) + penalty(u))(unknowns)
-
-        def forward(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
-            """Forward over reverse: the gradient of the objective is how grad_x L changes along v = dD/dG."""
-
-            def loss(params: Params, u: Params) -> Tensor:
-                return self.loss(model(params, prior.decode(u)), given["labels"])
-
-            direction, value = grad_and_value(objective)(grad(loss)(one.sent, unknowns), given["reply"])
-            slope = jvp(lambda params: grad(loss, argnums=1)(params, unknowns), (one.sent,), (direction,))[1]
-            smooth, cost = grad_and_value(penalty)(unknowns)
-            return add(slope, smooth), value + cost
-
-        return {"forward": forward, "reverse": reverse} if one.kind == "gradient" else {"reverse": reverse}
+            return ways_of({"reverse": lambda unknowns, _: grad_and_value(penalty)(unknowns)}, None)
+        problem = Problem(
+            seen=one,
+            recipe=one.recipe or Recipe(sends=one.kind),
+            prior=prior,
+            targets=lambda _, about: about["labels"],
+            loss=self.loss,
+            objective=self.objective,
+            penalty=penalty,
+        )
+        singles = problem.singles()
+        try:
+            together = problem.joint()
+            trusted = agree(together, ways_of(singles, None)["loop reverse"], starts, given)
+        except UnsupportedError:
+            return ways_of(singles, None)
+        return ways_of(singles, together if trusted else None)
 
     def _best_of_restarts(self, found: Found, ready: Prepared) -> list[Reconstruction]:
         objectives = found.objectives.view(-1, self.restarts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget
-from gradveil.attacks.engine import Strategy
+from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.matching import Matching
 from gradveil.attacks.objectives import cosine
 from gradveil.attacks.regularisers import total_variation
@@ -20,6 +20,7 @@ def ig(
     tv: float = 1e-3,
     signed: bool = True,
     strategy: Strategy = "auto",
+    precision: Precision = "float32",
 ) -> Attack:
     """Inverting Gradients (Geiping et al. 2020): cosine matching, signed Adam, total variation.
 
@@ -32,4 +33,5 @@ def ig(
         restarts=restarts or budget.restarts,
         regularisers=((tv, total_variation),),
         strategy=strategy,
+        precision=precision,
     )

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from gradveil.core.types import Domain, Params
+
+
+class Prior(Protocol):
+    """The unknowns of one problem: where they start, what they decode to, and their valid set."""
+
+    def start(self, batch_size: int, rng: torch.Generator) -> Params: ...
+
+    def decode(self, unknowns: Params) -> Tensor: ...
+
+    def project(self, unknowns: Params) -> Params: ...
 
 
 class Pixels:

@@ -1,0 +1,130 @@
+"""All problems as one ordinary batch through the weights they share.
+
+Problems that start from one broadcast differ in their inputs, not in the network. So one forward and one backward pass
+of a batch serves all of them, with plain convolutions at full speed, and only the gradients in the parameters are taken
+problem by problem, layer by layer (``rules``). With v the slope of the objective in the gradient, the slope in the
+inputs is that of <v, gradient(inputs)>, which the same layer rules give without forming the gradient again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gradveil.attacks import rules
+from gradveil.core.types import Params
+
+
+class UnsupportedError(Exception):
+    """A model that the layer rules do not cover; the reason is for a person."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One pass of the batch through one layer, or the use of one loose parameter (then without layer and inputs)."""
+
+    name: str
+    layer: nn.Module | None
+    inputs: Tensor | None
+    outputs: Tensor
+
+
+class SharedNetwork:
+    """A module at fixed parameters, watched: it gives outputs, and gradients in its parameters problem by problem.
+
+    A loose parameter, such as a class token or positions, belongs to no layer with a rule. If its first axis, of length
+    1, stands for the batch, every example gets its own copy, and the slope in the copies is its gradient.
+    """
+
+    def __init__(self, module: nn.Module, sent: Params, *, train_mode: bool) -> None:
+        self._module = copy.deepcopy(module).train(train_mode)
+        if train_mode:
+            _separate_batch_norms(self._module)
+        self._module.load_state_dict(sent, strict=False)
+        self._module.requires_grad_(False)
+        self._calls: list[Call] = []
+        self._loose: list[tuple[nn.Module, str, str, Tensor]] = []
+        covered: set[str] = set()
+        for name, layer in list(self._module.named_modules()):
+            own = dict(layer.named_parameters(recurse=False))
+            covered.update(_joined(name, key) for key in own)
+            if own and rules.supports(layer):
+                layer.register_forward_hook(self._watch(name, layer))
+            else:
+                for key, parameter in own.items():
+                    self._loosen(name, layer, key, parameter)
+        if covered != sent.keys():
+            raise UnsupportedError("parameters are shared between layers or not all broadcast")
+
+    def _loosen(self, name: str, layer: nn.Module, key: str, parameter: Tensor) -> None:
+        if parameter.dim() < 3 or parameter.shape[0] != 1:
+            raise UnsupportedError(f"layer {name or 'top'} ({type(layer).__name__}) has no gradient rule")
+        delattr(layer, key)
+        self._loose.append((layer, key, _joined(name, key), parameter.detach()))
+
+    def _watch(self, name: str, layer: nn.Module):  # type: ignore[no-untyped-def]
+        def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            self._calls.append(Call(name, layer, inputs[0], outputs))
+
+        return hook
+
+    def __call__(self, inputs: Tensor) -> tuple[Tensor, list[Call]]:
+        """Outputs [N, B, classes] for inputs [N, B, C, H, W], and what passed through each layer."""
+        problems = len(inputs)
+        flat = inputs.flatten(0, 1)
+        self._calls = []
+        for layer in self._module.modules():
+            if isinstance(layer, rules.ProblemBatchNorm):
+                layer.problems = problems
+        for layer, key, name, parameter in self._loose:
+            copies = parameter.expand(len(flat), *parameter.shape[1:]).clone().requires_grad_()
+            setattr(layer, key, copies)
+            self._calls.append(Call(name, None, None, copies))
+        outputs: Tensor = self._module(flat)
+        calls, self._calls = self._calls, []
+        return rules.apart(outputs, problems), calls
+
+
+def gradients(calls: list[Call], slopes: tuple[Tensor, ...], problems: int) -> Params:
+    """The gradient of each problem in all parameters, [N, ...] by name."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for call, slope in zip(calls, slopes, strict=True):
+        if call.layer is None or call.inputs is None:
+            found[call.name].append(_summed(slope, problems))
+        else:
+            for name, tensor in rules.gradients(call.layer, call.inputs, slope, problems).items():
+                found[_joined(call.name, name)].append(tensor)
+    return {name: tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0) for name, tensors in found.items()}
+
+
+def along(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, direction: Params) -> Tensor:
+    """The sum over problems of <gradient, direction>, differentiable in what passed through the layers."""
+    parts = []
+    for call, slope in zip(calls, slopes, strict=True):
+        if call.layer is None or call.inputs is None:
+            parts.append((_summed(slope, problems) * direction[call.name]).sum())
+        else:
+            names = [name for name, _ in call.layer.named_parameters(recurse=False)]
+            own = {name: direction[_joined(call.name, name)] for name in names}
+            parts.append(rules.along(call.layer, call.inputs, slope, problems, own))
+    return torch.stack(parts).sum()
+
+
+def _summed(slope: Tensor, problems: int) -> Tensor:
+    """The slope in every example's copy of a parameter, added up within each problem: [N, 1, ...]."""
+    return rules.apart(slope, problems).sum(dim=1, keepdim=True)
+
+
+def _joined(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}" if module else parameter
+
+
+def _separate_batch_norms(module: nn.Module) -> None:
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, _BatchNorm):
+            module.set_submodule(name, rules.ProblemBatchNorm(layer))

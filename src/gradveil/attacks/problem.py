@@ -1,0 +1,86 @@
+"""One matching problem and the ways to derive its objective: reverse, forward over reverse, or all jointly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value, jvp, vmap
+
+from gradveil.attacks import joint
+from gradveil.attacks.engine import Batched, Given, Single
+from gradveil.attacks.objectives import Objective
+from gradveil.attacks.priors import Prior
+from gradveil.client.local import local_update
+from gradveil.core.trees import add
+from gradveil.core.types import Loss, Params, Recipe
+from gradveil.models import Functional
+from gradveil.threat.observation import Observation
+
+Targets = Callable[[Params, Given], Tensor]
+"""(unknowns, given) -> labels [B] or probabilities [B, classes] of one problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Find unknowns whose update, from the broadcast on, is nearest to the observed one. Written for one problem."""
+
+    seen: Observation
+    recipe: Recipe
+    prior: Prior
+    targets: Targets
+    loss: Loss
+    objective: Objective
+    penalty: Callable[[Params], Tensor]
+
+    def singles(self) -> dict[str, Single]:
+        """Equal ways to derive one problem, by name. Forward over reverse needs that the update is one gradient."""
+        model = Functional(self.seen.module, train_mode=self.recipe.train_mode)
+        sent = self.seen.sent
+
+        def reverse(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
+            def value(u: Params) -> Tensor:
+                inputs, targets = self.prior.decode(u), self.targets(u, given)
+                update = local_update(model, self.loss, sent, inputs, targets, self.recipe)
+                return self.objective(update, given["reply"]) + self.penalty(u)
+
+            gradient, found = grad_and_value(value)(unknowns)
+            return gradient, found
+
+        def forward(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
+            """The slope of the objective is how the slope of the loss in the unknowns changes along v = dD/dG."""
+
+            def loss(params: Params, u: Params) -> Tensor:
+                return self.loss(model(params, self.prior.decode(u)), self.targets(u, given))
+
+            direction, value = grad_and_value(self.objective)(grad(loss)(sent, unknowns), given["reply"])
+            slope = jvp(lambda params: grad(loss, argnums=1)(params, unknowns), (sent,), (direction,))[1]
+            smooth, cost = grad_and_value(self.penalty)(unknowns)
+            return add(slope, smooth), value + cost
+
+        return {"forward": forward, "reverse": reverse} if self.recipe.sends == "gradient" else {"reverse": reverse}
+
+    def joint(self) -> Batched:
+        """All problems in one batch through the shared weights; raises UnsupportedError where the model forbids it."""
+        if self.recipe.sends != "gradient":
+            raise joint.UnsupportedError("each problem trains its own weights")
+        network = joint.SharedNetwork(self.seen.module, self.seen.sent, train_mode=self.recipe.train_mode)
+
+        def evaluate(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
+            problems = len(next(iter(unknowns.values())))
+            with torch.enable_grad():
+                leaves = {name: tensor.detach().requires_grad_() for name, tensor in unknowns.items()}
+                outputs, calls = network(vmap(self.prior.decode)(leaves))
+                losses = vmap(self.loss)(outputs, vmap(self.targets)(leaves, given))
+                slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls], create_graph=True)
+                with torch.no_grad():
+                    gradients = joint.gradients(calls, slopes, problems)
+                direction, values = vmap(grad_and_value(self.objective))(gradients, given["reply"])
+                costs = vmap(self.penalty)(leaves)
+                total = joint.along(calls, slopes, problems, direction) + costs.sum()
+                found = torch.autograd.grad(total, list(leaves.values()))
+            return dict(zip(leaves, found, strict=True)), (values + costs).detach()
+
+        return evaluate
