@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.func import grad_and_value, vmap
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks.labels import infer_labels
-from gradveil.attacks.objectives import cosine, squared
+from gradveil.attacks.objectives import Cosine, Objective, Squared
 from gradveil.attacks.priors import Pixels
 from gradveil.attacks.regularisers import total_variation
 from gradveil.attacks.search import Adam
@@ -20,9 +21,19 @@ def test_objectives_against_torch() -> None:
     rng = generator(0)
     a, b = ({"w": torch.randn(3, 4, generator=rng), "b": torch.randn(5, generator=rng)} for _ in range(2))
     flat_a, flat_b = (torch.cat([t["w"].flatten(), t["b"]]) for t in (a, b))
-    torch.testing.assert_close(cosine(a, b), 1 - torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=0))
-    torch.testing.assert_close(squared(a, b), ((flat_a - flat_b) ** 2).sum())
-    assert torch.isfinite(cosine(a, {k: torch.zeros_like(v) for k, v in b.items()}))
+    torch.testing.assert_close(Cosine()(a, b), 1 - torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=0))
+    torch.testing.assert_close(Squared()(a, b), ((flat_a - flat_b) ** 2).sum())
+    assert torch.isfinite(Cosine()(a, {k: torch.zeros_like(v) for k, v in b.items()}))
+
+
+@pytest.mark.parametrize("objective", [Cosine(), Squared()], ids=["cosine", "squared"])
+def test_slopes_of_many_problems_are_those_of_each(objective: Objective) -> None:
+    rng = generator(1)
+    a, b = ({"w": torch.randn(6, 3, 4, generator=rng), "b": torch.randn(6, 5, generator=rng)} for _ in range(2))
+    slope, values = vmap(grad_and_value(objective))(a, b)
+    found, distances = objective.slopes(a, b)
+    torch.testing.assert_close(found, slope)
+    torch.testing.assert_close(distances, values)
 
 
 def test_total_variation_of_a_step_and_of_nothing() -> None:

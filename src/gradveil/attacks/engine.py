@@ -1,9 +1,9 @@
 """Stepping N problems together. Problems are written for themselves; here is decided how N of them are run.
 
 ``loop`` takes them one by one, ``vmap`` lets torch batch the code of one, ``joint`` is code that was written for many.
-On a GPU each can be captured as one CUDA graph, which removes the cost of starting thousands of small kernels. Which way
-is fastest depends on the model and the machine, so a short measurement decides. Its result is kept: the same machine
-takes the same way again, and gives the same numbers.
+On a GPU each can be captured as one CUDA graph, which removes the cost of starting thousands of small kernels. Which
+way is fastest depends on the model and the machine, so a short measurement decides. Its result is kept: the same
+machine takes the same way again, and gives the same numbers.
 """
 
 from __future__ import annotations
@@ -135,13 +135,18 @@ def _one_by_one(single: Single) -> Batched:
 
 @contextlib.contextmanager
 def _precision(precision: Precision) -> Iterator[None]:
-    """Plain float32 by default: torch lets convolutions use TF32 by itself, which changes gradients by percents."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    """Plain float32 by default: torch lets convolutions use TF32 by itself, which changes gradients by percents.
+
+    cuDNN may try its kernels and take the fastest: left to its rules it takes one here that is 25 times too slow.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
+    cudnn.benchmark = True
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
 
 
 def _at(tree: Any, index: int | slice) -> Any:

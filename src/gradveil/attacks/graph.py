@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,10 +26,21 @@ def captured(evaluate: Evaluate, unknowns: Params) -> Evaluate:
     with torch.cuda.graph(graph):
         gradients, values = evaluate(held)
 
-    def replay(point: Params) -> tuple[Params, Tensor]:
-        for name, tensor in point.items():
-            held[name].copy_(tensor)
-        graph.replay()
-        return gradients, values.clone()
+    return _Replay(evaluate, held, graph, gradients, values)
 
-    return replay
+
+@dataclass(frozen=True)
+class _Replay:
+    """Holds on to the function too: the graph reads the memory of every tensor that it closes over."""
+
+    evaluate: Evaluate
+    held: Params
+    graph: torch.cuda.CUDAGraph
+    gradients: Params
+    values: Tensor
+
+    def __call__(self, point: Params) -> tuple[Params, Tensor]:
+        for name, tensor in point.items():
+            self.held[name].copy_(tensor)
+        self.graph.replay()
+        return self.gradients, self.values.clone()

@@ -43,9 +43,8 @@ class SharedNetwork:
 
     def __init__(self, module: nn.Module, sent: Params, *, train_mode: bool) -> None:
         self._module = copy.deepcopy(module).train(train_mode)
-        if train_mode:
-            _separate_batch_norms(self._module)
         self._module.load_state_dict(sent, strict=False)
+        _replace_batch_norms(self._module)
         self._module.requires_grad_(False)
         self._calls: list[Call] = []
         self._loose: list[tuple[nn.Module, str, str, Tensor]] = []
@@ -124,7 +123,9 @@ def _joined(module: str, parameter: str) -> str:
     return f"{module}.{parameter}" if module else parameter
 
 
-def _separate_batch_norms(module: nn.Module) -> None:
+def _replace_batch_norms(module: nn.Module) -> None:
     for name, layer in list(module.named_modules()):
         if isinstance(layer, _BatchNorm):
-            module.set_submodule(name, rules.ProblemBatchNorm(layer))
+            statistics_of_batch = layer.training or layer.running_mean is None
+            norm = rules.ProblemBatchNorm(layer) if statistics_of_batch else rules.FixedNorm(layer)
+            module.set_submodule(name, norm)

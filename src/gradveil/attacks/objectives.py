@@ -1,26 +1,69 @@
-"""How far a candidate's update is from the observed one. Written for one problem: named tensors in, a scalar out."""
+"""How far a candidate's update is from the observed one.
+
+An objective is written for one problem: named tensors in, a scalar out. Beside that stands its value and slope for many
+problems at once, in as few passes over memory as it takes: the updates of a hundred problems are gigabytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from gradveil.core.trees import dot, subtract
+from gradveil.core.trees import dot, map_each, subtract
 from gradveil.core.types import Params
-
-Objective = Callable[[Params, Params], Tensor]
 
 _TINY = 1e-20
 
 
-def cosine(update: Params, observed: Params) -> Tensor:
+class Objective(Protocol):
+    """A distance between updates."""
+
+    def __call__(self, update: Params, observed: Params) -> Tensor:
+        """The distance for one problem, a scalar."""
+
+    def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
+        """For updates [N, ...]: the derivative of the distance in the update, [N, ...], and the distances [N]."""
+
+
+class Cosine:
     """One minus the cosine of the angle between the two updates, all tensors as one vector (Geiping et al. 2020)."""
-    lengths = (dot(update, update) * dot(observed, observed) + _TINY).sqrt()
-    return 1 - dot(update, observed) / lengths
+
+    def __call__(self, update: Params, observed: Params) -> Tensor:
+        lengths = (dot(update, update) * dot(observed, observed) + _TINY).sqrt()
+        return 1 - dot(update, observed) / lengths
+
+    def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
+        squares, product = _squares(updates), _dots(updates, observed)
+        lengths = (squares * _squares(observed) + _TINY).sqrt()
+        toward, along = -1 / lengths, product / (lengths * (squares + _TINY))
+        slope = map_each(lambda g, t: torch.addcmul(_like(along, g) * g, _like(toward, t), t), updates, observed)
+        return slope, 1 - product / lengths
 
 
-def squared(update: Params, observed: Params) -> Tensor:
+class Squared:
     """The sum of squared differences over all tensors (Zhu et al. 2019)."""
-    difference = subtract(update, observed)
-    return dot(difference, difference)
+
+    def __call__(self, update: Params, observed: Params) -> Tensor:
+        difference = subtract(update, observed)
+        return dot(difference, difference)
+
+    def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
+        difference = subtract(updates, observed)
+        return map_each(lambda x: 2 * x, difference), _squares(difference)
+
+
+def _dots(a: Params, b: Params) -> Tensor:
+    """The inner product of each problem, [N]."""
+    return torch.stack([torch.linalg.vecdot(x.flatten(1), b[name].flatten(1)) for name, x in a.items()]).sum(dim=0)
+
+
+def _squares(a: Params) -> Tensor:
+    """The squared length of each problem, [N], without a product in memory."""
+    lengths = torch.stack([torch.linalg.vector_norm(x.flatten(1), dim=1) for x in a.values()])
+    return lengths.square().sum(dim=0)
+
+
+def _like(scalars: Tensor, tensor: Tensor) -> Tensor:
+    return scalars.view(-1, *[1] * (tensor.dim() - 1))

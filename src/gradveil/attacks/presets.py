@@ -4,10 +4,61 @@ from __future__ import annotations
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget
 from gradveil.attacks.engine import Precision, Strategy
+from gradveil.attacks.explain import Explanation
+from gradveil.attacks.lbfgs import LBFGS
 from gradveil.attacks.matching import Matching
-from gradveil.attacks.objectives import cosine
-from gradveil.attacks.regularisers import total_variation
+from gradveil.attacks.objectives import Cosine, Squared
+from gradveil.attacks.regularisers import energy, total_variation
 from gradveil.attacks.search import Adam
+
+
+@ATTACKS.register("dlg")
+def dlg(
+    budget: Budget,
+    *,
+    iterations: int | None = None,
+    restarts: int | None = None,
+    history: int = 40,
+    match: Explanation = "simulated",
+    strategy: Strategy = "auto",
+    precision: Precision = "float32",
+) -> Attack:
+    """Deep Leakage from Gradients (Zhu et al. 2019): squared matching by L-BFGS, pixels and labels together."""
+    return Matching(
+        title="DLG",
+        objective=Squared(),
+        search=LBFGS(iterations=iterations or budget.iterations, history=history),
+        restarts=restarts or budget.restarts,
+        labels="searched",
+        free=True,
+        explanation=match,
+        strategy=strategy,
+        precision=precision,
+    )
+
+
+@ATTACKS.register("idlg")
+def idlg(
+    budget: Budget,
+    *,
+    iterations: int | None = None,
+    restarts: int | None = None,
+    history: int = 40,
+    match: Explanation = "simulated",
+    strategy: Strategy = "auto",
+    precision: Precision = "float32",
+) -> Attack:
+    """Improved DLG (Zhao et al. 2020): the label read off the last layer, then DLG on the pixels alone."""
+    return Matching(
+        title="iDLG",
+        objective=Squared(),
+        search=LBFGS(iterations=iterations or budget.iterations, history=history, converged=1e-6),
+        restarts=restarts or budget.restarts,
+        free=True,
+        explanation=match,
+        strategy=strategy,
+        precision=precision,
+    )
 
 
 @ATTACKS.register("ig")
@@ -19,19 +70,82 @@ def ig(
     lr: float = 0.1,
     tv: float = 1e-3,
     signed: bool = True,
+    match: Explanation = "simulated",
     strategy: Strategy = "auto",
     precision: Precision = "float32",
 ) -> Attack:
-    """Inverting Gradients (Geiping et al. 2020): cosine matching, signed Adam, total variation.
+    """Inverting Gradients (Geiping et al. 2020), also csDLG and GS: cosine matching, signed Adam, total variation.
 
     The weight of total variation is for pixels in [0, 1]: about four times that of normalised ones.
     """
     return Matching(
         title="IG",
-        objective=cosine,
+        objective=Cosine(),
         search=Adam(iterations=iterations or budget.iterations, lr=lr, signed=signed),
         restarts=restarts or budget.restarts,
         regularisers=((tv, total_variation),),
+        explanation=match,
+        strategy=strategy,
+        precision=precision,
+    )
+
+
+@ATTACKS.register("gi")
+def gi(
+    budget: Budget,
+    *,
+    iterations: int | None = None,
+    restarts: int | None = None,
+    lr: float = 0.1,
+    warmup: int = 50,
+    tv: float = 4e-4,
+    norm: float = 1e-6,
+    consensus: float = 0.01,
+    statistics: float = 0.1,
+    match: Explanation = "simulated",
+    strategy: Strategy = "auto",
+    precision: Precision = "float32",
+) -> Attack:
+    """GradInversion (Yin et al. 2021): squared matching, image priors, restarts pulled together, batch-norm statistics.
+
+    The statistics count only where the threat model gives them (E). The consensus is the plain mean of the restarts;
+    the paper registers them first. Its Langevin noise is left out.
+    """
+    rounds = iterations or budget.iterations
+    return Matching(
+        title="GI",
+        objective=Squared(),
+        search=Adam(iterations=rounds, lr=lr, schedule="cosine", warmup=min(warmup, rounds // 4)),
+        restarts=restarts or budget.restarts,
+        regularisers=((tv, total_variation), (norm, energy)),
+        consensus=consensus,
+        statistics=statistics,
+        explanation=match,
+        strategy=strategy,
+        precision=precision,
+    )
+
+
+@ATTACKS.register("sme")
+def sme(
+    budget: Budget,
+    *,
+    iterations: int | None = None,
+    restarts: int | None = None,
+    lr: float = 0.1,
+    tv: float = 1e-3,
+    mix_lr: float = 1e-3,
+    strategy: Strategy = "auto",
+    precision: Precision = "float32",
+) -> Attack:
+    """Surrogate model extension (Zhu et al. 2023) for FedAvg: one gradient at a searched point along the update."""
+    return Matching(
+        title="SME",
+        objective=Cosine(),
+        search=Adam(iterations=iterations or budget.iterations, lr=lr, signed=True, rates={"mix": mix_lr}),
+        restarts=restarts or budget.restarts,
+        regularisers=((tv, total_variation),),
+        explanation="surrogate",
         strategy=strategy,
         precision=precision,
     )

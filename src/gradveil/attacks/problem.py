@@ -11,6 +11,7 @@ from torch.func import grad, grad_and_value, jvp, vmap
 
 from gradveil.attacks import joint
 from gradveil.attacks.engine import Batched, Given, Single
+from gradveil.attacks.explain import between
 from gradveil.attacks.objectives import Objective
 from gradveil.attacks.priors import Prior
 from gradveil.client.local import local_update
@@ -28,12 +29,18 @@ class Problem:
     """Find unknowns whose update, from the broadcast on, is nearest to the observed one. Written for one problem."""
 
     seen: Observation
-    recipe: Recipe
     prior: Prior
     targets: Targets
     loss: Loss
     objective: Objective
-    penalty: Callable[[Params], Tensor]
+    penalty: Callable[[Params, Given], Tensor]
+    mixed: bool = False
+    """Take the gradient between the first and the last parameters, as far along as the unknown ``mix`` says."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The client's recipe as the adversary knows or assumes it."""
+        return self.seen.recipe or Recipe(sends=self.seen.kind)
 
     def singles(self) -> dict[str, Single]:
         """Equal ways to derive one problem, by name. Forward over reverse needs that the update is one gradient."""
@@ -43,8 +50,9 @@ class Problem:
         def reverse(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
             def value(u: Params) -> Tensor:
                 inputs, targets = self.prior.decode(u), self.targets(u, given)
-                update = local_update(model, self.loss, sent, inputs, targets, self.recipe)
-                return self.objective(update, given["reply"]) + self.penalty(u)
+                start = between(sent, given["reply"], self.recipe.lr, u["mix"]) if self.mixed else sent
+                update = local_update(model, self.loss, start, inputs, targets, self.recipe)
+                return self.objective(update, given["reply"]) + self.penalty(u, given)
 
             gradient, found = grad_and_value(value)(unknowns)
             return gradient, found
@@ -57,14 +65,18 @@ class Problem:
 
             direction, value = grad_and_value(self.objective)(grad(loss)(sent, unknowns), given["reply"])
             slope = jvp(lambda params: grad(loss, argnums=1)(params, unknowns), (sent,), (direction,))[1]
-            smooth, cost = grad_and_value(self.penalty)(unknowns)
+            smooth, cost = grad_and_value(self.penalty)(unknowns, given)
             return add(slope, smooth), value + cost
 
-        return {"forward": forward, "reverse": reverse} if self.recipe.sends == "gradient" else {"reverse": reverse}
+        return {"forward": forward, "reverse": reverse} if self._one_gradient() else {"reverse": reverse}
+
+    def _one_gradient(self) -> bool:
+        """Whether the update is one gradient at the broadcast, the same parameters for every problem."""
+        return self.recipe.sends == "gradient" and not self.mixed
 
     def joint(self) -> Batched:
         """All problems in one batch through the shared weights; raises UnsupportedError where the model forbids it."""
-        if self.recipe.sends != "gradient":
+        if not self._one_gradient():
             raise joint.UnsupportedError("each problem trains its own weights")
         network = joint.SharedNetwork(self.seen.module, self.seen.sent, train_mode=self.recipe.train_mode)
 
@@ -77,8 +89,8 @@ class Problem:
                 slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls], create_graph=True)
                 with torch.no_grad():
                     gradients = joint.gradients(calls, slopes, problems)
-                direction, values = vmap(grad_and_value(self.objective))(gradients, given["reply"])
-                costs = vmap(self.penalty)(leaves)
+                    direction, values = self.objective.slopes(gradients, given["reply"])
+                costs = vmap(self.penalty)(leaves, given)
                 total = joint.along(calls, slopes, problems, direction) + costs.sum()
                 found = torch.autograd.grad(total, list(leaves.values()))
             return dict(zip(leaves, found, strict=True)), (values + costs).detach()

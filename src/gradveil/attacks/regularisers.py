@@ -9,6 +9,11 @@ from torch import Tensor
 Regulariser = Callable[[Tensor], Tensor]
 
 
+def energy(inputs: Tensor) -> Tensor:
+    """The squared length of the picture around mid-gray (GradInversion's image norm)."""
+    return (inputs - 0.5).square().sum()
+
+
 def total_variation(inputs: Tensor) -> Tensor:
     """Mean absolute difference of neighbors, across plus down."""
     across = (inputs[..., :, 1:] - inputs[..., :, :-1]).abs().mean()

@@ -12,6 +12,7 @@ import torch
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.matching import Matching
+from gradveil.attacks.search import Adam, Search
 from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT
@@ -36,14 +37,13 @@ def throughput(
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
 
-    def engine() -> None:
+    def walk(search: Search) -> None:
         with SILENT.task("", None) as task:
-            matching.search.run(ready.evaluate, ready.starts, ready.prior.project, task)
+            search.run(ready.evaluate, ready.starts, ready.prior.project, task, lambda _: ready.starts)
 
-    warm = replace(matching.search, iterations=2)
-    with SILENT.task("", None) as task:
-        warm.run(ready.evaluate, ready.starts, ready.prior.project, task)
-    fast = problems * (steps + 1) / _seconds(engine, device)  # a search evaluates once more at its end
+    search = Adam(iterations=steps, signed=True)
+    walk(replace(search, iterations=2))
+    fast = problems * (steps + 1) / _seconds(lambda: walk(search), device)  # a search evaluates once more at its end
     slow = _eager_rate(matching, seen[0], device, steps)
     return {
         "bench": "throughput",

@@ -6,6 +6,7 @@ from gradveil.models.functional import Functional
 from gradveil.models.imported import is_import_path
 from gradveil.models.inputs import Normalize
 from gradveil.models.registry import MODELS
+from gradveil.models.statistics import batch_norm_statistics
 from gradveil.models.structure import Representation, classifier, first_layer, representation
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Functional",
     "Normalize",
     "Representation",
+    "batch_norm_statistics",
     "build",
     "canonical",
     "classifier",

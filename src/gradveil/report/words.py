@@ -20,8 +20,8 @@ THREATS = {
 }
 
 FLAGS = {
-    "prior-only as good": "The attack identified no more images than the same search does without the update, so its "
-    "pictures may come from the prior rather than from the private data.",
+    "prior-only as good": "The attack identified no more images than the same search does without the update: its "
+    "pictures may come from the prior alone. Either the defense holds, or this attack was too weak to tell.",
     "diverged": "A search ended on a value that is not finite, so the attack was weaker than it could be.",
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.models import batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
 
 
@@ -30,12 +32,15 @@ class Observation:
     labels: Tensor | None = None
     recipe: Recipe | None = None
     defense: str | None = None
+    statistics: Params | None = None
+    """Mean and variance of the private batch at every batch norm."""
 
     def to(self, device: torch.device | str) -> Observation:
         """The same observation with its tensors on another device."""
         labels = None if self.labels is None else self.labels.to(device)
-        changed = {**self.__dict__, "sent": moved(self.sent, device), "reply": moved(self.reply, device)}
-        return Observation(**{**changed, "labels": labels})
+        statistics = None if self.statistics is None else moved(self.statistics, device)
+        changed = {"sent": moved(self.sent, device), "reply": moved(self.reply, device), "labels": labels}
+        return replace(self, **changed, statistics=statistics)  # type: ignore[arg-type]
 
 
 def observe(
@@ -64,4 +69,10 @@ def observe(
         labels=batch.labels.clone() if Knowledge.LABELS in knows else None,
         recipe=recipe if Knowledge.RECIPE in knows else None,
         defense=defense if Knowledge.DEFENSE in knows else None,
+        statistics=_statistics(module, sent, batch) if Knowledge.STATISTICS in knows else None,
     )
+
+
+def _statistics(module: nn.Module, sent: Params, batch: Batch) -> Params | None:
+    with torch.no_grad():
+        return batch_norm_statistics(copy.deepcopy(module).eval(), sent, batch.inputs) or None

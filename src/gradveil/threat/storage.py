@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil import models
 from gradveil.core.errors import BadFileError, GradveilError
@@ -36,6 +37,9 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     tensors |= {f"reply/{name}": tensor for name, tensor in stack([one.reply for one in seen]).items()}
     if first.labels is not None:
         tensors["labels"] = torch.stack([cast(Tensor, one.labels) for one in seen])
+    if first.statistics is not None:
+        per = stack([one.statistics or {} for one in seen])
+        tensors |= {f"statistics/{name}": tensor for name, tensor in per.items()}
     meta = {
         "model": first.model,
         "domain": asdict(first.domain),
@@ -65,7 +69,7 @@ def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Ob
     tensors, meta = read_tensors(path, KIND, check=check)
     architecture = built[0]
     architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
-    replies, sent = _part(tensors, "reply/"), _part(tensors, "sent/")
+    replies, sent, statistics = (_part(tensors, prefix) for prefix in ("reply/", "sent/", "statistics/"))
     common = _header(path, meta) | {"module": architecture, "sent": sent}
     labels = tensors.get("labels")
     return [
@@ -73,6 +77,7 @@ def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Ob
             **common,
             reply={name: tensor[i] for name, tensor in replies.items()},
             labels=None if labels is None else labels[i],
+            statistics={name: tensor[i] for name, tensor in statistics.items()} or None,
         )
         for i in range(meta["replies"])
     ]
@@ -135,6 +140,10 @@ def _check_shapes(path: Path, meta: dict[str, Any], shapes: dict[str, tuple[int,
     wanted: dict[str, tuple[int, ...]] = {f"sent/{name}": tuple(p.shape) for name, p in module.named_parameters()}
     wanted |= {f"reply/{name}": (replies, *p.shape) for name, p in module.named_parameters()}
     wanted |= {f"buffer/{name}": tuple(b.shape) for name, b in _persistent_buffers(module).items()}
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and f"statistics/{name}.mean" in shapes:
+            both = (f"statistics/{name}.{part}" for part in ("mean", "variance"))
+            wanted |= dict.fromkeys(both, (replies, layer.num_features))
     if "labels" in shapes:
         wanted["labels"] = (replies, meta["batch_size"]) if meta.get("batch_size") else shapes["labels"]
     for name in sorted(wanted.keys() | shapes.keys()):

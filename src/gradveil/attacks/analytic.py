@@ -1,0 +1,79 @@
+"""Reading the input straight off the gradient of a fully connected first layer with a bias: no search at all.
+
+Row l of the weight gradient is the sum over the batch of d_l x, and the bias gradient the sum of d_l. For one example
+their ratio is x, whichever row; for several it is a mean of the examples, weighted by how much each drives the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
+from gradveil.attacks.explain import explained
+from gradveil.attacks.labels import infer_labels
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Progress
+from gradveil.models import Normalize, first_layer
+from gradveil.threat.observation import Observation
+
+
+@dataclass(frozen=True)
+class Analytic(Attack):
+    """The quotient of weight and bias gradient, from the rows that the batch drives most."""
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+        seen = [explained(one, "averaged") for one in seen]
+        name, size = self._layer(seen[0]), seen[0].batch_size or 1
+        weight = torch.stack([one.reply[f"{name}.weight"] for one in seen])
+        bias = torch.stack([one.reply[f"{name}.bias"] for one in seen])
+        rows = bias.abs().topk(size, dim=1).indices
+        driven = bias.gather(1, rows)
+        quotient = weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2])) / _nonzero(driven)[:, :, None]
+        inputs = self._denormalised(quotient.unflatten(2, seen[0].domain.shape), seen[0])  # type: ignore[no-untyped-call]
+        labels = infer_labels(seen, size)
+        return [
+            Reconstruction(
+                inputs=inputs[i].nan_to_num(0.5).clamp(0, 1).cpu(),
+                labels=labels[i].cpu(),
+                objective=0.0 if bool((driven[i] != 0).all()) else float("inf"),
+                objectives=(0.0,),
+                steps=(0,),
+                trace=(0.0,),
+                stopped="converged" if bool((driven[i] != 0).all()) else "diverged",
+                strategy="closed form",
+            )
+            for i in range(len(seen))
+        ]
+
+    @staticmethod
+    def _layer(one: Observation) -> str:
+        name = first_layer(one.module, one.domain)
+        layer = one.module.get_submodule(name)
+        if not isinstance(layer, nn.Linear) or layer.bias is None:
+            raise GradveilError(
+                f"attack 'analytic' reads a fully connected first layer with a bias, but {name!r} is a "
+                f"{type(layer).__name__} without one or of another kind: it fits models such as mlp"
+            )
+        return name
+
+    @staticmethod
+    def _denormalised(inputs: Tensor, one: Observation) -> Tensor:
+        """Undo what the model does to its inputs before the first layer, which the adversary can read in the model."""
+        for layer in one.module.modules():
+            if isinstance(layer, Normalize):
+                return inputs * layer.std.to(inputs.device) + layer.mean.to(inputs.device)
+        return inputs
+
+
+def _nonzero(values: Tensor) -> Tensor:
+    return torch.where(values == 0, torch.full_like(values, torch.nan), values)
+
+
+@ATTACKS.register("analytic")
+def analytic(budget: Budget) -> Attack:  # noqa: ARG001
+    """Closed form: the input off a fully connected first layer, exact for one example."""
+    return Analytic()

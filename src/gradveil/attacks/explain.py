@@ -1,0 +1,42 @@
+"""How an update of several local steps is explained: simulate them all, or pretend that it was one gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor
+
+from gradveil.client.local import mini_batches
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import scaled
+from gradveil.core.types import Params, Recipe
+from gradveil.threat.observation import Observation
+
+Explanation = Literal["simulated", "averaged", "surrogate"]
+"""``simulated``: repeat the client's local run on the candidate, which needs its recipe. ``averaged``: take
+-delta / (rate x steps) for one gradient at the broadcast, the weak way. ``surrogate``: one gradient at a point between
+the first and the last parameters, which is searched along (SME, Zhu et al. 2023)."""
+
+
+def explained(one: Observation, explanation: Explanation) -> Observation:
+    """The observation as the attack will treat it: a gradient stays as it is."""
+    if one.kind == "gradient":
+        return one
+    if explanation == "simulated":
+        if one.recipe is None:
+            raise GradveilError(
+                "simulating a local run needs its recipe, which this threat lacks: use threat C, or match=averaged"
+            )
+        return one
+    recipe = one.recipe or Recipe(sends="delta", lr=1.0)
+    steps = len(list(mini_batches(one.batch_size or 1, recipe)))
+    gradient = scaled(one.reply, -1 / (recipe.lr * steps))
+    return replace(
+        one, reply=gradient, kind="gradient", recipe=Recipe(lr=recipe.lr * steps, train_mode=recipe.train_mode)
+    )
+
+
+def between(sent: Params, gradient: Params, length: float, mix: Tensor) -> Params:
+    """The parameters a share ``mix`` of the way from the first to the last: sent - mix * length * gradient."""
+    return {name: tensor - mix * length * gradient[name] for name, tensor in sent.items()}

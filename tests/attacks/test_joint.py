@@ -1,0 +1,119 @@
+"""The layer rules against torch's own double backward, for every shipped family of models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exchanges import SAMPLES, observed, private_batches
+from gradveil import models
+from gradveil.attacks import ATTACKS, Budget
+from gradveil.attacks.engine import Batched
+from gradveil.attacks.joint import SharedNetwork, UnsupportedError
+from gradveil.attacks.matching import Matching
+from gradveil.core.types import Recipe
+
+MODELS = [
+    "lenet:init=wide",
+    "lenet:normalize=true",
+    "mlp",
+    "convnet:width=4",
+    "vit:depth=1,dim=24",
+    "resnet18",
+    "vgg11",
+]
+
+
+def ways(model: str, *, size: int, train: bool) -> tuple[dict[str, Batched], dict[str, Tensor], dict[str, object]]:
+    recipe = Recipe(train_mode=train)
+    attack = ATTACKS.build("ig:tv=0.1", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    seen = observed(private_batches(3, size), model=model, recipe=recipe)
+    return attack.problems(seen, [0, 1, 2])
+
+
+@pytest.mark.parametrize(("size", "train"), [(1, False), (2, False), (3, True)])
+@pytest.mark.parametrize("model", MODELS)
+def test_joint_slopes_are_those_of_double_backward(model: str, size: int, train: bool) -> None:
+    found, starts, given = ways(model, size=size, train=train)
+    assert "joint" in found, "the rules cover every shipped model"
+    (slopes, values), (expected, reference) = found["joint"](starts, given), found["loop reverse"](starts, given)
+    torch.testing.assert_close(values, reference, rtol=1e-4, atol=1e-6)
+    for name in starts:
+        assert (slopes[name] - expected[name]).norm() <= 2e-4 * expected[name].norm()
+
+
+def test_strides_padding_and_dilation_are_followed() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Conv2d(3, 5, (3, 5), stride=(2, 1), padding=(2, 1), dilation=(1, 2))
+            self.b = nn.Conv2d(5, 4, 1, stride=3, bias=False)
+            self.norm = nn.GroupNorm(2, 4)
+            self.fc = nn.Linear(4, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.fc(self.norm(self.b(torch.tanh(self.a(x)))).mean((2, 3)))
+            return out
+
+    seen = observed(private_batches(2, 2), model="lenet")
+    module = Odd()
+    sent = {name: p.detach() for name, p in module.named_parameters()}
+    reply = {name: torch.randn_like(p) for name, p in sent.items()}
+    own = [replace(one, module=module, sent=sent, reply=reply) for one in seen]
+    attack = ATTACKS.build("ig", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    found, starts, given = attack.problems(own, [0, 1])
+    (slopes, _), (expected, _) = found["joint"](starts, given), found["loop reverse"](starts, given)
+    assert (slopes["pixels"] - expected["pixels"]).norm() <= 1e-4 * expected["pixels"].norm()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(3, 6, 3, groups=3), nn.Conv2d(3, 3, 3, padding_mode="reflect", padding=1), nn.Bilinear(2, 2, 2)]
+)
+def test_a_layer_without_a_rule_is_refused(layer: nn.Module) -> None:
+    module = nn.Sequential(layer)
+    with pytest.raises(UnsupportedError, match="has no gradient rule"):
+        SharedNetwork(module, dict(module.named_parameters()), train_mode=False)
+
+
+def test_tied_parameters_are_refused() -> None:
+    shared = nn.Linear(4, 4)
+    module = nn.Sequential(shared, nn.Linear(4, 4))
+    module[1].weight = shared.weight
+    with pytest.raises(UnsupportedError, match="shared"):
+        SharedNetwork(module, dict(module.named_parameters()), train_mode=False)
+
+
+class Sly(nn.Module):
+    """Uses a layer's weight behind the layer's back, which no hook can see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x.flatten(1)) + 10 * x.flatten(1).square() @ self.fc.weight.T
+        return out
+
+
+def test_a_model_that_the_rules_get_wrong_is_found_out() -> None:
+    seen = observed(private_batches(2), model="lenet")
+    module = Sly()
+    sent = {name: p.detach() for name, p in module.named_parameters()}
+    reply = {name: torch.randn_like(p) for name, p in sent.items()}
+    attack = ATTACKS.build("ig", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    found, _, _ = attack.problems([replace(one, module=module, sent=sent, reply=reply) for one in seen], [0, 1])
+    assert "joint" not in found
+
+
+def test_the_given_module_is_not_edited() -> None:
+    module = models.build("resnet18", SAMPLES.domain, seed=0)
+    before = [type(layer) for layer in module.modules()]
+    SharedNetwork(module, dict(module.named_parameters()), train_mode=True)
+    assert [type(layer) for layer in module.modules()] == before
+    assert all(p.requires_grad for p in module.parameters())
