@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does
+
 from pathlib import Path
 
 import pytest

@@ -79,11 +79,15 @@ class LBFGS:
 
 
 class _Memory:
-    """The last steps s and changes of gradient y of each problem, in a ring; a pair without curvature counts as zero."""
+    """The last steps s and changes of gradient y of each problem, in a ring, with all their inner products.
+
+    A pair without curvature is kept as zeros, which count for nothing.
+    """
 
     def __init__(self, x: Tensor, size: int) -> None:
         count, width = x.shape
         self.s, self.y = (torch.zeros(count, size, width, device=x.device) for _ in range(2))
+        self.sy, self.yy = (torch.zeros(count, size, size, device=x.device) for _ in range(2))
         self.scale = torch.ones(count, device=x.device)
         self.size, self.head = size, 0
         self.last: tuple[Tensor, Tensor] | None = None
@@ -91,34 +95,46 @@ class _Memory:
 
     def learn(self, x: Tensor, g: Tensor) -> None:
         if self.last is not None:
-            s, y = x - self.last[0], g - self.last[1]
-            product = (s * y).sum(dim=1)
-            good = (product > _CURVED) & ~self.fresh & torch.isfinite(product)
-            self.s[:, self.head], self.y[:, self.head] = (t.masked_fill(~good[:, None], 0.0) for t in (s, y))
-            self.scale = torch.where(good, product / (y * y).sum(dim=1).clamp(min=1e-30), self.scale)
-            self.head = (self.head + 1) % self.size
+            self._add(x - self.last[0], g - self.last[1])
         self.last, self.fresh = (x, g), torch.zeros_like(self.fresh)
+
+    def _add(self, s: Tensor, y: Tensor) -> None:
+        product, at = (s * y).sum(dim=1), self.head
+        good = (product > _CURVED) & ~self.fresh & torch.isfinite(product)
+        s, y = (tensor.masked_fill(~good[:, None], 0.0) for tensor in (s, y))
+        self.s[:, at], self.y[:, at] = s, y
+        self.sy[:, at], self.sy[:, :, at] = _times(self.y, s), _times(self.s, y)
+        self.yy[:, at] = self.yy[:, :, at] = _times(self.y, y)
+        self.scale = torch.where(good, product / self.yy[:, at, at].clamp(min=1e-30), self.scale)
+        self.head = (at + 1) % self.size
 
     def forget(self, which: Tensor) -> None:
         """Problems that start anew have no past."""
-        keep = (~which)[:, None, None]
-        self.s, self.y = self.s * keep, self.y * keep
+        for part in (self.s, self.y, self.sy, self.yy):
+            part[which] = 0.0
         self.scale = self.scale.masked_fill(which, 1.0)
         self.fresh = self.fresh | which
 
     def direction(self, g: Tensor) -> Tensor:
-        """The inverse Hessian times g, [N, D]."""
+        """The inverse Hessian times g, [N, D]: four products with the history, the rest among small matrices."""
         order = (torch.arange(self.size, device=g.device) + self.head) % self.size  # oldest first
-        s, y = self.s[:, order], self.y[:, order]
-        sy, sg, yg = s @ y.transpose(1, 2), s @ g[:, :, None], y @ g[:, :, None]
+        sy, yy = (gram[:, order][:, :, order] for gram in (self.sy, self.yy))
+        sg, yg = (_times(part, g)[:, order, None] for part in (self.s, self.y))
         diagonal = sy.diagonal(dim1=1, dim2=2)
         upper = sy.triu() + torch.diag_embed((diagonal == 0).float())
         scale = self.scale[:, None, None]
         p = torch.linalg.solve_triangular(upper, sg, upper=True)
-        inner = diagonal[:, :, None] * p + scale * (y @ (y.transpose(1, 2) @ p)) - scale * yg
+        inner = diagonal[:, :, None] * p + scale * (yy @ p - yg)
         q = torch.linalg.solve_triangular(upper.transpose(1, 2), inner, upper=False)
-        found: Tensor = scale[:, :, 0] * (g - (y.transpose(1, 2) @ p)[:, :, 0]) + (s.transpose(1, 2) @ q)[:, :, 0]
+        back = torch.argsort(order)
+        p, q = p[:, back].transpose(1, 2), q[:, back].transpose(1, 2)
+        found: Tensor = self.scale[:, None] * (g - (p @ self.y)[:, 0]) + (q @ self.s)[:, 0]
         return found
+
+
+def _times(history: Tensor, vector: Tensor) -> Tensor:
+    """[N, m, D] times [N, D]: [N, m]."""
+    return (history @ vector[:, :, None])[:, :, 0]
 
 
 def _flat(tree: Params) -> Tensor:
