@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does
 
 from pathlib import Path
 

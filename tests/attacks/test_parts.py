@@ -9,7 +9,7 @@ from gradveil.attacks.labels import infer_labels
 from gradveil.attacks.objectives import Cosine, Objective, Squared
 from gradveil.attacks.priors import Pixels
 from gradveil.attacks.regularisers import total_variation
-from gradveil.attacks.search import Adam
+from gradveil.attacks.search import SGD, Adam
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
 from gradveil.core.types import Params, Recipe
@@ -22,7 +22,7 @@ def test_objectives_against_torch() -> None:
     a, b = ({"w": torch.randn(3, 4, generator=rng), "b": torch.randn(5, generator=rng)} for _ in range(2))
     flat_a, flat_b = (torch.cat([t["w"].flatten(), t["b"]]) for t in (a, b))
     torch.testing.assert_close(Cosine()(a, b), 1 - torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=0))
-    torch.testing.assert_close(Squared()(a, b), ((flat_a - flat_b) ** 2).sum())
+    torch.testing.assert_close(Squared()(a, b), ((flat_a - flat_b) ** 2).sum() / (flat_b**2).sum())
     assert torch.isfinite(Cosine()(a, {k: torch.zeros_like(v) for k, v in b.items()}))
 
 
@@ -68,7 +68,7 @@ def test_adam_is_torchs_adam() -> None:
         return {"x": 2 * difference}, (difference**2).sum(dim=1)
 
     with SILENT.task("", None) as task:
-        found = Adam(iterations=40, lr=0.05, signed=False).run(evaluate, {"x": start}, lambda p: p, task)
+        found = Adam(iterations=40, lr=0.05).run(evaluate, {"x": start}, lambda p: p, task, lambda _: {})
     reference = torch.zeros(1, 6, requires_grad=True)
     optimizer = torch.optim.Adam([reference], lr=0.05)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [15, 25, 35], gamma=0.1)
@@ -80,10 +80,35 @@ def test_adam_is_torchs_adam() -> None:
     torch.testing.assert_close(found.unknowns["x"], reference.detach(), atol=1e-5, rtol=1e-5)
 
 
+def test_schedules() -> None:
+    cosine = Adam(iterations=100, schedule="cosine", warmup=10)
+    assert cosine.rate(0) == pytest.approx(0.1)
+    assert cosine.rate(9) == cosine.rate(10) == 1
+    assert cosine.rate(55) == pytest.approx(0.5)
+    assert [Adam(iterations=8).rate(i) for i in (2, 3, 5, 7)] == pytest.approx([1, 0.1, 0.01, 0.001])
+    assert SGD(iterations=9, schedule="constant").rate(8) == 1
+
+
+def test_sgd_is_torchs_sgd() -> None:
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        return {"x": 2 * point["x"]}, point["x"].square().sum(dim=1)
+
+    with SILENT.task("", None) as task:
+        search = SGD(iterations=5, lr=0.01, schedule="constant")
+        found = search.run(evaluate, {"x": torch.ones(1, 3)}, lambda p: p, task, lambda _: {})
+    x = torch.ones(1, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.01, momentum=0.9)
+    for _ in range(5):
+        optimizer.zero_grad()
+        x.square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(found.unknowns["x"], x.detach())
+
+
 def test_a_diverged_problem_keeps_its_best_point_and_says_so() -> None:
     with SILENT.task("", None) as task:
-        found = Adam(iterations=60, lr=0.1, signed=False).run(quadratic, {"x": torch.zeros(2)}, lambda p: p, task)
-    assert found.diverged.tolist() == [False, True]
+        found = Adam(iterations=60, lr=0.1).run(quadratic, {"x": torch.zeros(2)}, lambda p: p, task, lambda _: {})
+    assert found.stopped == ("budget", "diverged")
     assert torch.isfinite(found.objectives).all()
     assert found.unknowns["x"][1] <= 0.5
     assert found.steps[0] == 0

@@ -29,7 +29,7 @@ class Budget:
             raise GradveilError("an attack needs at least one restart and one iteration")
 
 
-BUDGETS = {"quick": Budget(2, 600), "standard": Budget(4, 1600), "thorough": Budget(8, 8000)}
+BUDGETS = {"quick": Budget(1, 800), "standard": Budget(2, 1600), "thorough": Budget(8, 8000)}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reconstruction:
     trace: tuple[float, ...]
     """The own objective of the chosen restart at those iterations."""
     stopped: str
-    """Why the search ended: budget, converged or diverged."""
+    """Why the search ended: budget, converged, stuck or diverged."""
     problem_steps: int = 0
     """Iterations times restarts that this reconstruction took."""
     strategy: str = ""

@@ -13,27 +13,33 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.engine import Evaluate
-from gradveil.attacks.search import Best, Found, Fresh, Project
+from gradveil.attacks.search import TRACED, Best, Found, Fresh, Project
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Task
 from gradveil.core.types import Params
 
-_CURVED = 1e-10
-_TRACED = 60
+_CURVED = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS:
-    """L-BFGS with unit steps; ``patience`` iterations without progress, or a value that explodes, start a new life."""
+    """L-BFGS with unit steps over objectives that are not negative.
+
+    A problem whose value falls below ``converged`` is solved, and so are its other restarts. One that makes no progress
+    for ``patience`` iterations, explodes or is pointed uphill starts a new life.
+    """
 
     iterations: int
     lr: float = 1.0
-    history: int = 40
-    converged: float = 1e-7
-    """A problem whose value is below this is left alone."""
+    history: int = 100
+    converged: float = 1e-8
     patience: int = 120
+    lives: int = 4
+    """How often a problem may start; then it is given up, stuck."""
     progress: float = 0.05
     """The share by which the value must fall within ``patience`` iterations."""
+    restarts: int = 1
+    """How many problems one after the other are restarts of the same."""
 
     def __post_init__(self) -> None:
         if self.iterations < 1 or self.history < 1 or self.lr <= 0:
@@ -42,40 +48,69 @@ class LBFGS:
     def run(self, evaluate: Evaluate, start: Params, project: Project, task: Task, fresh: Fresh) -> Found:
         shapes = {name: tensor.shape for name, tensor in start.items()}
         best, x = Best(start), _flat(start)
-        memory = _Memory(x, self.history)
-        age, mark, marked_at = (torch.zeros(len(x), device=x.device) for _ in range(3))
-        done = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        every, life = max(1, self.iterations // _TRACED), 0
-        mark = mark + torch.inf
+        memory, lives, life, iteration = _Memory(x, self.history), _Lives(x), 0, 0
+        solved, dead = (torch.zeros(len(x), dtype=torch.bool, device=x.device) for _ in range(2))
+        every = max(1, self.iterations // TRACED)
         for iteration in range(self.iterations):
             point = _unflat(x, shapes)
             gradients, values = evaluate(point)
-            g = _flat(gradients)
             best.see(point, values, iteration if iteration % every == 0 else None)
-            done = done | (values < self.converged)
-            memory.learn(x, g)
-            step = memory.direction(g)
-            first = (1 / g.abs().sum(dim=1).clamp(min=1e-12)).clamp(max=1.0)
-            size = self.lr * torch.where(age == 0, first, torch.ones_like(first))
-            progressed = values < (1 - self.progress) * mark
-            mark, marked_at = torch.where(progressed, values, mark), torch.where(progressed, age, marked_at)
-            lost = ~torch.isfinite(values) | (values > 1e3 * mark) | (age - marked_at > self.patience)
-            lost = lost | ((step * g).sum(dim=1) <= 0) | ~torch.isfinite(step).all(dim=1)
-            lost = lost & ~done
-            x = torch.where((done | lost)[:, None], x, x - size[:, None] * step)
-            age = age + 1
+            solved = solved | self._by_any_restart(values < self.converged)
+            if bool((solved | dead).all()):
+                break
+            g = _flat(gradients)
+            step = memory.learn(x, g)
+            lost = lives.lost(values, step, g, self.patience, self.progress) & ~solved
+            size = self.lr * lives.first_step(g)
+            dead = dead | (lost & (lives.number >= self.lives))
+            x = torch.where((solved | lost | dead)[:, None], x, x - size[:, None] * step)
+            lost = lost & ~dead
             if bool(lost.any()):
                 life += 1
                 x = torch.where(lost[:, None], _flat(fresh(life)), x)
                 memory.forget(lost)
-                age, marked_at = age.masked_fill(lost, 0), marked_at.masked_fill(lost, 0)
-                mark = mark.masked_fill(lost, torch.inf)
+                lives.renew(lost)
             x = _flat(project(_unflat(x, shapes)))
             task.advance(len(x))
-            if bool(done.all()):
-                break
         best.see(_unflat(x, shapes), evaluate(_unflat(x, shapes))[1], iteration + 1)
-        return best.found(["converged" if d else "budget" for d in done.tolist()])
+        return best.found(_reasons(solved, dead))
+
+    def _by_any_restart(self, solved: Tensor) -> Tensor:
+        return solved.view(-1, self.restarts).any(dim=1).repeat_interleave(self.restarts)
+
+
+def _reasons(solved: Tensor, dead: Tensor) -> list[str]:
+    pairs = zip(solved.tolist(), dead.tolist(), strict=True)
+    return ["converged" if done else "stuck" if given_up else "budget" for done, given_up in pairs]
+
+
+class _Lives:
+    """How old the present life of each problem is, and when it last made progress."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.age, self.marked_at = (torch.zeros(len(x), device=x.device) for _ in range(2))
+        self.mark = torch.full((len(x),), torch.inf, device=x.device)
+        self.number = torch.ones(len(x), device=x.device)
+
+    def lost(self, values: Tensor, step: Tensor, g: Tensor, patience: int, progress: float) -> Tensor:
+        """Which problems are stuck, explode or are pointed uphill; one iteration older afterwards."""
+        better = values < (1 - progress) * self.mark
+        self.mark = torch.where(better, values, self.mark)
+        self.marked_at = torch.where(better, self.age, self.marked_at)
+        stuck = (self.age - self.marked_at > patience) | (values > 1e3 * self.mark)
+        self.age = self.age + 1
+        uphill = (step * g).sum(dim=1) <= 0
+        return stuck | uphill | ~torch.isfinite(values) | ~torch.isfinite(step).all(dim=1)
+
+    def first_step(self, g: Tensor) -> Tensor:
+        """1, but in the first step of a life no more than one over the sum of the gradient's entries."""
+        small = (1 / g.abs().sum(dim=1).clamp(min=1e-12)).clamp(max=1.0)
+        return torch.where(self.age <= 1, small, torch.ones_like(small))
+
+    def renew(self, which: Tensor) -> None:
+        self.number = self.number + which
+        self.age, self.marked_at = self.age.masked_fill(which, 0), self.marked_at.masked_fill(which, 0)
+        self.mark = self.mark.masked_fill(which, torch.inf)
 
 
 class _Memory:
@@ -93,20 +128,20 @@ class _Memory:
         self.last: tuple[Tensor, Tensor] | None = None
         self.fresh = torch.ones(count, dtype=torch.bool, device=x.device)
 
-    def learn(self, x: Tensor, g: Tensor) -> None:
-        if self.last is not None:
-            self._add(x - self.last[0], g - self.last[1])
-        self.last, self.fresh = (x, g), torch.zeros_like(self.fresh)
-
-    def _add(self, s: Tensor, y: Tensor) -> None:
+    def learn(self, x: Tensor, g: Tensor) -> Tensor:
+        """Take in the latest point and gradient, and return the inverse Hessian times the gradient, [N, D]."""
+        s, y = (x - self.last[0], g - self.last[1]) if self.last is not None else (torch.zeros_like(x),) * 2
         product, at = (s * y).sum(dim=1), self.head
-        good = (product > _CURVED) & ~self.fresh & torch.isfinite(product)
+        curved = product > _CURVED * s.norm(dim=1) * y.norm(dim=1)
+        good = curved & ~self.fresh & torch.isfinite(product)
         s, y = (tensor.masked_fill(~good[:, None], 0.0) for tensor in (s, y))
         self.s[:, at], self.y[:, at] = s, y
-        self.sy[:, at], self.sy[:, :, at] = _times(self.y, s), _times(self.s, y)
-        self.yy[:, at] = self.yy[:, :, at] = _times(self.y, y)
+        with_s, with_y = self.s @ torch.stack([y, g], dim=2), self.y @ torch.stack([s, y, g], dim=2)
+        self.sy[:, :, at], self.sy[:, at] = with_s[:, :, 0], with_y[:, :, 0]
+        self.yy[:, at] = self.yy[:, :, at] = with_y[:, :, 1]
         self.scale = torch.where(good, product / self.yy[:, at, at].clamp(min=1e-30), self.scale)
-        self.head = (at + 1) % self.size
+        self.head, self.last, self.fresh = (at + 1) % self.size, (x, g), torch.zeros_like(self.fresh)
+        return self._direction(g, with_s[:, :, 1:], with_y[:, :, 2:])
 
     def forget(self, which: Tensor) -> None:
         """Problems that start anew have no past."""
@@ -115,26 +150,20 @@ class _Memory:
         self.scale = self.scale.masked_fill(which, 1.0)
         self.fresh = self.fresh | which
 
-    def direction(self, g: Tensor) -> Tensor:
-        """The inverse Hessian times g, [N, D]: four products with the history, the rest among small matrices."""
-        order = (torch.arange(self.size, device=g.device) + self.head) % self.size  # oldest first
+    def _direction(self, g: Tensor, sg: Tensor, yg: Tensor) -> Tensor:
+        """The compact form: two products with the history, the rest among small matrices, oldest entries first."""
+        order = (torch.arange(self.size, device=g.device) + self.head) % self.size
         sy, yy = (gram[:, order][:, :, order] for gram in (self.sy, self.yy))
-        sg, yg = (_times(part, g)[:, order, None] for part in (self.s, self.y))
         diagonal = sy.diagonal(dim1=1, dim2=2)
         upper = sy.triu() + torch.diag_embed((diagonal == 0).float())
         scale = self.scale[:, None, None]
-        p = torch.linalg.solve_triangular(upper, sg, upper=True)
-        inner = diagonal[:, :, None] * p + scale * (yy @ p - yg)
+        p = torch.linalg.solve_triangular(upper, sg[:, order], upper=True)
+        inner = diagonal[:, :, None] * p + scale * (yy @ p - yg[:, order])
         q = torch.linalg.solve_triangular(upper.transpose(1, 2), inner, upper=False)
         back = torch.argsort(order)
         p, q = p[:, back].transpose(1, 2), q[:, back].transpose(1, 2)
         found: Tensor = self.scale[:, None] * (g - (p @ self.y)[:, 0]) + (q @ self.s)[:, 0]
         return found
-
-
-def _times(history: Tensor, vector: Tensor) -> Tensor:
-    """[N, m, D] times [N, D]: [N, m]."""
-    return (history @ vector[:, :, None])[:, :, 0]
 
 
 def _flat(tree: Params) -> Tensor:

@@ -43,15 +43,18 @@ class Cosine:
 
 
 class Squared:
-    """The sum of squared differences over all tensors (Zhu et al. 2019)."""
+    """The sum of squared differences over all tensors (Zhu et al. 2019), as a share of the observed update's square.
+
+    The share makes thresholds and step sizes mean the same for large and for small updates.
+    """
 
     def __call__(self, update: Params, observed: Params) -> Tensor:
         difference = subtract(update, observed)
-        return dot(difference, difference)
+        return dot(difference, difference) / (dot(observed, observed) + _TINY)
 
     def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
-        difference = subtract(updates, observed)
-        return map_each(lambda x: 2 * x, difference), _squares(difference)
+        difference, whole = subtract(updates, observed), _squares(observed) + _TINY
+        return map_each(lambda x: _like(2 / whole, x) * x, difference), _squares(difference) / whole
 
 
 def _dots(a: Params, b: Params) -> Tensor:

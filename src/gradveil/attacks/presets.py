@@ -18,17 +18,18 @@ def dlg(
     *,
     iterations: int | None = None,
     restarts: int | None = None,
-    history: int = 40,
+    history: int = 100,
     match: Explanation = "simulated",
     strategy: Strategy = "auto",
     precision: Precision = "float32",
 ) -> Attack:
     """Deep Leakage from Gradients (Zhu et al. 2019): squared matching by L-BFGS, pixels and labels together."""
+    lives = restarts or budget.restarts
     return Matching(
         title="DLG",
         objective=Squared(),
-        search=LBFGS(iterations=iterations or budget.iterations, history=history),
-        restarts=restarts or budget.restarts,
+        search=LBFGS(iterations=iterations or _longer(budget), history=history, restarts=lives),
+        restarts=lives,
         labels="searched",
         free=True,
         explanation=match,
@@ -43,17 +44,18 @@ def idlg(
     *,
     iterations: int | None = None,
     restarts: int | None = None,
-    history: int = 40,
+    history: int = 100,
     match: Explanation = "simulated",
     strategy: Strategy = "auto",
     precision: Precision = "float32",
 ) -> Attack:
     """Improved DLG (Zhao et al. 2020): the label read off the last layer, then DLG on the pixels alone."""
+    lives = restarts or budget.restarts
     return Matching(
         title="iDLG",
         objective=Squared(),
-        search=LBFGS(iterations=iterations or budget.iterations, history=history, converged=1e-6),
-        restarts=restarts or budget.restarts,
+        search=LBFGS(iterations=iterations or _longer(budget), history=history, restarts=lives),
+        restarts=lives,
         free=True,
         explanation=match,
         strategy=strategy,
@@ -149,3 +151,8 @@ def sme(
         strategy=strategy,
         precision=precision,
     )
+
+
+def _longer(budget: Budget) -> int:
+    """L-BFGS takes small problems further than Adam if it is given half as many iterations more."""
+    return budget.iterations * 3 // 2

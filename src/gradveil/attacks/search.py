@@ -17,7 +17,7 @@ from gradveil.core.progress import Task
 from gradveil.core.trees import add, map_each
 from gradveil.core.types import Params
 
-_TRACED = 60
+TRACED = 60
 
 Project = Callable[[Params], Params]
 """Brings unknowns [N, ...] back into their valid set."""
@@ -37,7 +37,7 @@ class Found:
     trace: Tensor
     """[len(steps), N]."""
     stopped: tuple[str, ...]
-    """Why each search ended: budget, converged or diverged."""
+    """Why each search ended: budget, converged, stuck or diverged."""
 
 
 class Search(Protocol):
@@ -81,7 +81,7 @@ class Descent(ABC):
 
     def run(self, evaluate: Evaluate, start: Params, project: Project, task: Task, fresh: Fresh) -> Found:  # noqa: ARG002
         best, point, step = Best(start), start, self.stepper(start)
-        every = max(1, self.iterations // _TRACED)
+        every = max(1, self.iterations // TRACED)
         for iteration in range(self.iterations):
             gradient, values = evaluate(point)
             best.see(point, values, iteration if iteration % every == 0 else None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# Threads that wait should sleep: spinning ones make two processes on the same cores fifty times slower than one.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Threads that wait should soon sleep: spinning ones make two processes on the same cores fifty times slower than one.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import sys
 from typing import Annotated

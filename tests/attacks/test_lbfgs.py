@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import torch
+
+from gradveil.attacks.lbfgs import LBFGS
+from gradveil.attacks.search import Found
+from gradveil.core.progress import SILENT
+from gradveil.core.seeding import generator
+from gradveil.core.types import Params
+
+
+def run(search: LBFGS, evaluate, start: torch.Tensor, fresh: torch.Tensor | None = None) -> Found:  # type: ignore[no-untyped-def]
+    with SILENT.task("", None) as task:
+        return search.run(evaluate, {"x": start}, lambda p: p, task, lambda _: {"x": start if fresh is None else fresh})
+
+
+def bowls(count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = generator(3)
+    root = torch.randn(count, width, width, generator=rng, dtype=torch.float64)
+    return root @ root.transpose(1, 2) + torch.eye(width), torch.randn(count, width, generator=rng, dtype=torch.float64)
+
+
+def test_it_walks_as_torchs_lbfgs_does() -> None:
+    """Problem by problem the points of the batched form are those of torch's two-loop recursion."""
+    curvature, lowest = bowls(4, 10)
+
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        away = point["x"] - lowest.float()
+        slope = (curvature.float() @ away[:, :, None])[:, :, 0]
+        return {"x": slope}, 0.5 * (away * slope).sum(dim=1)
+
+    for steps in (1, 2, 5, 12):
+        found = run(LBFGS(iterations=steps, converged=-1, patience=10**6, history=6), evaluate, torch.zeros(4, 10))
+        for i in range(4):
+            x = torch.zeros(10, requires_grad=True)
+            torchs = torch.optim.LBFGS(
+                [x], lr=1, max_iter=steps, history_size=6, tolerance_grad=0, tolerance_change=0, max_eval=10**6
+            )
+
+            def closure(i: int = i, x: torch.Tensor = x, torchs: torch.optim.LBFGS = torchs) -> torch.Tensor:
+                torchs.zero_grad()
+                away = x - lowest[i].float()
+                value = 0.5 * away @ curvature[i].float() @ away
+                value.backward()  # type: ignore[no-untyped-call]
+                return value
+
+            torchs.step(closure)  # type: ignore[arg-type]
+            value = 0.5 * (x.detach() - lowest[i].float()) @ curvature[i].float() @ (x.detach() - lowest[i].float())
+            torch.testing.assert_close(found.trace[-1, i], value, rtol=2e-2, atol=1e-5)
+
+
+def test_a_stuck_problem_starts_a_new_life_and_a_solved_one_stops_its_restarts() -> None:
+    """Problem 0 starts where the slope is zero and the value is not; its new start lies in the bowl."""
+
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        x = point["x"]
+        inside = x.abs().sum(dim=1, keepdim=True) < 100
+        return {"x": torch.where(inside, 2 * x, torch.zeros_like(x))}, torch.where(
+            inside[:, 0], x.square().sum(dim=1), 50.0
+        )
+
+    start = torch.tensor([[900.0, 900.0], [3.0, 1.0], [900.0, 0.0], [900.0, 1.0]])
+    fresh = torch.tensor([[2.0, 2.0], [2.0, 2.0], [900.0, 2.0], [900.0, 3.0]])
+    found = run(LBFGS(iterations=60, patience=5, lives=3, restarts=2), evaluate, start, fresh)
+    assert found.stopped == ("converged", "converged", "stuck", "stuck")
+    assert found.objectives[1] < 1e-8
+    assert found.objectives[2] == 50
+
+
+def test_a_value_that_is_not_finite_is_never_the_answer() -> None:
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        x = point["x"]
+        return {"x": -torch.ones_like(x)}, torch.where(x[:, 0] > 2, torch.nan, 10 - x[:, 0])
+
+    found = run(LBFGS(iterations=30, lives=1), evaluate, torch.zeros(1, 1))
+    assert torch.isfinite(found.objectives).all()
+    assert found.unknowns["x"][0, 0] <= 2
