@@ -37,14 +37,12 @@ def test_every_way_gives_the_same_trajectory(model: str, attack: str) -> None:
     chosen = matching(attack)
     ways, starts, given = chosen.problems(seen, [0, 1])
     assert {"joint", "vmap forward", "vmap reverse", "loop forward", "loop reverse"} == ways.keys()
-    search, found = Adam(iterations=20, lr=0.01), {}
+    search, project, found = Adam(iterations=20, lr=0.01), chosen._prior(seen[0]).project, {}
     for name, way in ways.items():
         for chunk in (1,) if name.startswith("loop") else (3, 4):
             evaluate = bound(Plan(name, chunk), way, starts, given)
             with SILENT.task("", None) as task:
-                found[name, chunk] = search.run(
-                    evaluate, starts, chosen._prior(seen[0]).project, task, lambda _: starts
-                )
+                found[name, chunk] = search.run(evaluate, starts, project, task, lambda _: starts)
     first = found["loop reverse", 1]
     for other in found.values():
         torch.testing.assert_close(other.trace, first.trace, atol=1e-4, rtol=1e-4)

@@ -41,9 +41,9 @@ def test_joint_slopes_are_those_of_double_backward(model: str, size: int, train:
     found, starts, given = ways(model, size=size, train=train)
     assert "joint" in found, "the rules cover every shipped model"
     (slopes, values), (expected, reference) = found["joint"](starts, given), found["loop reverse"](starts, given)
-    torch.testing.assert_close(values, reference, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values, reference, rtol=1e-3, atol=1e-4)
     for name in starts:
-        assert (slopes[name] - expected[name]).norm() <= 2e-4 * expected[name].norm()
+        assert (slopes[name] - expected[name]).norm() <= 1e-3 * expected[name].norm()
 
 
 def test_strides_padding_and_dilation_are_followed() -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from gradveil.attacks.relabel import try_out
+from gradveil.client.local import mini_batches
 from gradveil.core.seeding import generator
 from gradveil.models import classifier, representation
 from gradveil.threat.observation import Observation
@@ -27,7 +29,13 @@ def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     if len(granted) == len(seen):
         return torch.stack(granted)
     errors = _prediction_errors(seen)
-    return errors.argmin(dim=1, keepdim=True) if batch_size == 1 else _counted(seen[0], errors, batch_size)
+    if batch_size == 1:
+        return errors.argmin(dim=1, keepdim=True)
+    counted = _counted(seen[0], errors, batch_size)
+    if _steps(seen[0]) == 1:
+        return counted
+    stand_ins, key = _probes(seen[0])[:batch_size], _observed_layer(seen[0])
+    return torch.stack([try_out(one, counted[i], stand_ins, key) for i, one in enumerate(seen)])
 
 
 def _prediction_errors(seen: Sequence[Observation]) -> Tensor:
@@ -68,6 +76,12 @@ def _counted(one: Observation, errors: Tensor, batch_size: int) -> Tensor:
     return torch.cat(labels, dim=1).sort(dim=1).values
 
 
+def _observed_layer(one: Observation) -> str:
+    """The parameter of the classifier that shows the predictions' errors most plainly."""
+    name = classifier(one.module, one.domain)
+    return f"{name}.bias" if f"{name}.bias" in one.reply else f"{name}.weight"
+
+
 def _sign(one: Observation) -> float:
     """A difference of parameters points against the gradient."""
     return 1.0 if one.kind == "gradient" else -1.0
@@ -78,8 +92,14 @@ def _steps_and_rate(one: Observation) -> float:
     recipe = one.recipe
     if one.kind == "gradient" or recipe is None:
         return 1.0
-    parts = -(-(one.batch_size or 1) // recipe.batch_size) if recipe.batch_size else 1
-    return recipe.lr * recipe.epochs * parts
+    return recipe.lr * _steps(one)
+
+
+def _steps(one: Observation) -> int:
+    """How many local steps the client took, as far as is known."""
+    if one.kind == "gradient" or one.recipe is None:
+        return 1
+    return len(list(mini_batches(one.batch_size or 1, one.recipe)))
 
 
 def _probes(one: Observation) -> Tensor:

@@ -136,7 +136,7 @@ class Matching(Attack):
             return {"labels": torch.stack(drawn).to(device).repeat_interleave(self.restarts, dim=0)}
         labels = infer_labels(seen, size).repeat_interleave(self.restarts, dim=0)
         if one.recipe is not None and len(list(mini_batches(size, one.recipe))) > one.recipe.epochs:
-            orders = [_order(size, generator(seed, "order"), r) for seed in seeds for r in range(self.restarts)]
+            orders = [_order(size, generator(seed, "order", r), r) for seed in seeds for r in range(self.restarts)]
             labels = labels.gather(1, torch.stack(orders).to(device))
         given: Given = {"reply": stack([one.reply for one in seen])}
         if self.statistics and one.statistics is not None:
@@ -206,8 +206,8 @@ def _searched(unknowns: Params, _given: Given) -> Tensor:
 
 
 def _order(size: int, rng: torch.Generator, restart: int) -> Tensor:
-    """The order in which a restart puts the labels: sorted in the first, then shuffled."""
-    return torch.arange(size) if restart == 0 else torch.randperm(size, generator=rng)
+    """The order in which a restart puts the labels: as they were found in every second one, shuffled in the others."""
+    return torch.arange(size) if restart % 2 == 0 else torch.randperm(size, generator=rng)
 
 
 def _with_consensus(evaluate: Evaluate, restarts: int, weight: float) -> Evaluate:

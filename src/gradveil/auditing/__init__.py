@@ -2,5 +2,6 @@
 
 from gradveil.auditing.case import Case, Cell, make_case, read_case
 from gradveil.auditing.run import run_case, score_again
+from gradveil.auditing.scoring import MEANS
 
-__all__ = ["Case", "Cell", "make_case", "read_case", "run_case", "score_again"]
+__all__ = ["MEANS", "Case", "Cell", "make_case", "read_case", "run_case", "score_again"]

@@ -55,7 +55,8 @@ def _leakage(row: dict[str, Any]) -> tuple[float, float]:
 def _sentence(row: dict[str, Any], chance: float | None) -> str:
     count, total = round(row["identified"] * row["images"]), row["images"]
     guard = "Without a defense" if row["defense"] == "none" else f"Under {row['defense']}"
-    picked = {0: "no private image was", total: f"all {total} private images were"}.get(count)
+    whole = "the private image was" if total == 1 else f"all {total} private images were"
+    picked = {0: "no private image was", total: whole}.get(count)
     said = picked or f"{count} of {total} private images {'was' if count == 1 else 'were'}"
     without = "" if chance is None else f", and {round(chance * total)} of {total} without the update"
     return f"{guard}, {said} picked out of {row['gallery']} by what {row['attack']} rebuilt from the update{without}."

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradveil.auditing import make_case, read_case, run_case, score_again
+from gradveil.auditing import MEANS, make_case, read_case, run_case, score_again
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
 from gradveil.report import render
@@ -88,14 +88,14 @@ def score(
     metric: Annotated[str | None, typer.Option(help="Print this metric only, one line per row.")] = None,
 ) -> None:
     """Score the saved reconstructions of an audit again, without attacking again."""
+    if metric is not None and metric not in (*MEANS, "label_accuracy"):
+        raise GradveilError(f"no metric is called {metric!r}; there are: {', '.join(MEANS)}, label_accuracy")
     result = score_again(folder, progress=Terminal(_errors))
     page = render(folder)
     if metric is None:
         _print_summary(result, page)
         return
     for row in result["rows"]:
-        if metric not in row:
-            raise GradveilError(f"no metric is called {metric!r}")
         _out.print(f"{row['defense']}\t{row['attack']}\t{row[metric]}", highlight=False, markup=False)
 
 
@@ -130,7 +130,7 @@ def _enforce(result: dict[str, Any], bounds: list[tuple[str, float]]) -> None:
 
 
 def _print_summary(result: dict[str, Any], page: Path) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for title in ("defense", "attack"):
         table.add_column(title, overflow="fold")
     for title in ("PSNR dB", "SSIM", "LPIPS", "identified", "labels", "seconds"):
