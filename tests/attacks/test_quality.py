@@ -38,22 +38,23 @@ def test_the_analytic_readout_needs_a_linear_first_layer() -> None:
 
 
 FEDAVG = {
-    "E=1, n=2, B=1": Recipe(sends="delta", epochs=1, batch_size=1, lr=0.1),
-    "E=2, n=4, B=2": Recipe(sends="delta", epochs=2, batch_size=2, lr=0.1),
+    "E=1, n=2, B=1": (2, Recipe(sends="delta", epochs=1, batch_size=1, lr=0.01)),
+    "E=2, n=4, B=2": (4, Recipe(sends="delta", epochs=2, batch_size=2, lr=0.01)),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEDAVG)
 def test_fedavg_is_inverted_by_simulating_it(name: str) -> None:
-    """Matching the simulated local run beats taking the update for one gradient, and both beat the prior alone."""
-    recipe, size = FEDAVG[name], 2 if "n=2" in name else 4
-    batches, budget = private_batches(2, size), Budget(4, 600)
-    simulated = quality("ig", batches, budget, model="lenet", recipe=recipe)
-    averaged = quality("ig:match=averaged", batches, budget, model="lenet", recipe=recipe)
-    prior = quality("ig", batches, budget, prior=True, model="lenet", recipe=recipe)
+    """Matching the simulated local run beats the prior alone; taking the update for one gradient does not come near."""
+    size, recipe = FEDAVG[name]
+    batches, budget = private_batches(1, size), Budget(2, 2500)
+    simulated = quality("ig:tv=0.004", batches, budget, recipe=recipe)
+    averaged = quality("ig:tv=0.004,match=averaged", batches, budget, recipe=recipe)
+    prior = quality("ig:tv=0.004", batches, budget, prior=True, recipe=recipe)
     print(f"{name}: simulated {simulated:.1f} dB, averaged {averaged:.1f} dB, prior alone {prior:.1f} dB")
     assert simulated > averaged
-    assert simulated > prior + 3
+    assert simulated > prior + 2
 
 
 def test_simulating_needs_the_recipe() -> None:
