@@ -32,7 +32,7 @@ def table() -> Iterator[ParameterSet]:
                 yield pytest.param(name, model, size, marks=[pytest.mark.slow] if heavy else [])
 
 
-@pytest.mark.parametrize(("name", "model", "size"), table())
+@pytest.mark.parametrize(("name", "model", "size"), list(table()))
 def test_attack(name: str, model: str, size: int) -> None:
     heavy = model in HEAVY
     attack = ATTACKS.build(name, Budget(1, 2) if heavy else TINY)

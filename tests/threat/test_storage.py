@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
+from torch.func import functional_call
 
 from exchanges import observed, private_batches
 from gradveil import models
@@ -135,6 +137,17 @@ def test_a_file_cannot_name_code_to_run(tmp_path: Path, valid: bytes) -> None:
     said, tensors = parts(valid)
     changed = {**said, "meta": {**said["meta"], "model": "os.path:join"}}  # type: ignore[dict-item]
     assert "--model os.path:join" in one_line(written(tmp_path / "x", changed, tensors))
+
+
+def test_a_file_cannot_start_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    seen = observed(private_batches(1), model="resnet18:normalize=false")
+    save_observations(tmp_path / "x", [replace(one, model="resnet18:weights=cifar10") for one in seen])
+    (read,) = load_observations(tmp_path / "x")
+    inputs = private_batches(1)[0].inputs
+    theirs, ours = (functional_call(one.module, one.sent, (inputs,)) for one in (read, seen[0]))
+    torch.testing.assert_close(theirs, ours)
 
 
 def test_a_users_own_model_is_given_by_the_user(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil import models
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.registry import split_spec
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import stack
 from gradveil.core.types import Domain, Params, Recipe
@@ -89,9 +90,20 @@ def _architecture(path: Path, meta: dict[str, Any]) -> nn.Module:
     if models.is_import_path(spec):
         raise BadFileError(f"{path} is of the model {spec!r}, whose code is yours to give: add --model {spec}")
     try:
-        return models.build(spec, domain, seed=0)
+        return models.build(_without_weights(spec), domain, seed=0)
     except GradveilError as error:
         raise BadFileError(f"{path}: its header names a model that cannot be: {error}") from None
+
+
+def _without_weights(spec: str) -> str:
+    """The same architecture without fetching weights for it: a file must not start a download, and brings its own.
+
+    Published weights of this family are for inputs that are not normalised.
+    """
+    name, options = split_spec(spec)
+    if options.pop("weights", "none") != "none":
+        options["normalize"] = "false"
+    return name + ":" + ",".join(f"{key}={value}" for key, value in options.items())
 
 
 def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
