@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradveil.attacks import load_reconstructions
+from gradveil.attacks import BUDGETS, load_reconstructions
 from gradveil.auditing import Case, make_case, run_case, score_again
 from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import read_tensors
@@ -55,7 +55,7 @@ def test_every_row_says_what_it_rests_on(audited: Path) -> None:
         assert row["threat"] == "C"
         assert any("how many examples" in sentence for sentence in row["assumptions"])
         assert row["images"] == len(row["per_image"]) == 4
-        assert row["problem_steps"] == 4 * 2 * 600
+        assert row["problem_steps"] == 4 * BUDGETS["quick"].restarts * BUDGETS["quick"].iterations
         assert row["strategy"]
         for file in row["files"].values():
             assert (audited / file).is_file()

@@ -54,7 +54,7 @@ def test_a_case_file_and_options_over_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["audit", "--attack", "igg"], "did you mean ig?"),
+        (["audit", "--attack", "igg"], "did you mean ig"),
         (["audit", "--defense", "noise:sgima=1"], "has no option 'sgima'; its options: sigma=0.1"),
         (["audit", "nothing.yaml"], "there is no case file nothing.yaml"),
         (["audit", "--threat", "Q"], "no threat model is called 'Q'"),

@@ -29,7 +29,7 @@ class Budget:
             raise GradveilError("an attack needs at least one restart and one iteration")
 
 
-BUDGETS = {"quick": Budget(1, 800), "standard": Budget(2, 1600), "thorough": Budget(8, 8000)}
+BUDGETS = {"quick": Budget(2, 600), "standard": Budget(2, 1600), "thorough": Budget(8, 8000)}
 
 
 @dataclass(frozen=True)

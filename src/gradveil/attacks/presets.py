@@ -70,7 +70,7 @@ def ig(
     iterations: int | None = None,
     restarts: int | None = None,
     lr: float = 0.1,
-    tv: float = 4e-4,
+    tv: float = 1e-3,
     signed: bool = True,
     match: Explanation = "simulated",
     strategy: Strategy = "auto",
@@ -78,7 +78,8 @@ def ig(
 ) -> Attack:
     """Inverting Gradients (Geiping et al. 2020), also csDLG and GS: cosine matching, signed Adam, total variation.
 
-    The weight of total variation is for pixels in [0, 1], where 4e-4 is the paper's 1e-4 for normalised ones.
+    The weight of total variation is for pixels in [0, 1], where 4e-4 is the paper's 1e-4 for normalised ones. Short
+    searches want more of it, long ones and residual networks less.
     """
     return Matching(
         title="IG",
@@ -135,7 +136,7 @@ def sme(
     iterations: int | None = None,
     restarts: int | None = None,
     lr: float = 0.1,
-    tv: float = 4e-4,
+    tv: float = 1e-3,
     mix_lr: float = 1e-3,
     strategy: Strategy = "auto",
     precision: Precision = "float32",
