@@ -31,7 +31,7 @@ format: $(VENV)/installed-tests  ## Format the code
 
 bench: install  ## Measure throughput against a plain eager loop, one JSON object a line
 	$(BIN)/gradveil bench throughput --model lenet:init=wide --problems 16
-	$(BIN)/gradveil bench throughput --model resnet18 --problems 4 --steps 4
+	$(BIN)/gradveil bench throughput --model resnet18 --problems 4 --steps 6
 
 browser:  ## Install Chromium for the browser tests where that is possible
 	@scripts/install_browser.sh

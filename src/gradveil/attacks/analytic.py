@@ -54,9 +54,10 @@ class Analytic(Attack):
         name = first_layer(one.module, one.domain)
         layer = one.module.get_submodule(name)
         if not isinstance(layer, nn.Linear) or layer.bias is None:
+            kind = "Linear without bias" if isinstance(layer, nn.Linear) else type(layer).__name__
             raise GradveilError(
-                f"attack 'analytic' reads a fully connected first layer with a bias, but {name!r} is a "
-                f"{type(layer).__name__} without one or of another kind: it fits models such as mlp"
+                f"attack 'analytic' reads a fully connected first layer with a bias, but {name!r} is {kind}: "
+                "use a model such as mlp, or another attack"
             )
         return name
 

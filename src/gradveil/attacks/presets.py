@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradveil.attacks.base import ATTACKS, Attack, Budget
 from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.explain import Explanation
@@ -24,18 +26,8 @@ def dlg(
     precision: Precision = "float32",
 ) -> Attack:
     """Deep Leakage from Gradients (Zhu et al. 2019): squared matching by L-BFGS, pixels and labels together."""
-    lives = restarts or budget.restarts
-    return Matching(
-        title="DLG",
-        objective=Squared(),
-        search=LBFGS(iterations=iterations or _longer(budget), history=history, restarts=lives),
-        restarts=lives,
-        labels="searched",
-        free=True,
-        explanation=match,
-        strategy=strategy,
-        precision=precision,
-    )
+    leak = _deep_leakage("DLG", iterations or _longer(budget), restarts or budget.restarts, history)
+    return replace(leak, labels="searched", explanation=match, strategy=strategy, precision=precision)
 
 
 @ATTACKS.register("idlg")
@@ -50,17 +42,8 @@ def idlg(
     precision: Precision = "float32",
 ) -> Attack:
     """Improved DLG (Zhao et al. 2020): the label read off the last layer, then DLG on the pixels alone."""
-    lives = restarts or budget.restarts
-    return Matching(
-        title="iDLG",
-        objective=Squared(),
-        search=LBFGS(iterations=iterations or _longer(budget), history=history, restarts=lives),
-        restarts=lives,
-        free=True,
-        explanation=match,
-        strategy=strategy,
-        precision=precision,
-    )
+    leak = _deep_leakage("iDLG", iterations or _longer(budget), restarts or budget.restarts, history)
+    return replace(leak, explanation=match, strategy=strategy, precision=precision)
 
 
 @ATTACKS.register("ig")
@@ -152,6 +135,12 @@ def sme(
         strategy=strategy,
         precision=precision,
     )
+
+
+def _deep_leakage(title: str, iterations: int, restarts: int, history: int) -> Matching:
+    """What DLG and iDLG share: squared matching of free pixels by L-BFGS."""
+    search = LBFGS(iterations=iterations, history=history, restarts=restarts)
+    return Matching(title=title, objective=Squared(), search=search, restarts=restarts, free=True)
 
 
 def _longer(budget: Budget) -> int:
