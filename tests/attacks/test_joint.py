@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Batched
 from gradveil.attacks.joint import SharedNetwork, UnsupportedError
 from gradveil.attacks.matching import Matching
-from gradveil.core.types import Recipe
+from gradveil.core.types import Batch, Recipe
 
 MODELS = [
     "lenet:init=wide",
@@ -27,23 +28,32 @@ MODELS = [
 ]
 
 
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    """Everything made while this holds is in float64, so that the comparison is not about rounding."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def ways(model: str, *, size: int, train: bool) -> tuple[dict[str, Batched], dict[str, Tensor], dict[str, object]]:
-    recipe = Recipe(train_mode=train)
     attack = ATTACKS.build("ig:tv=0.1", Budget(1, 1))
     assert isinstance(attack, Matching)
-    seen = observed(private_batches(3, size), model=model, recipe=recipe)
-    return attack.problems(seen, [0, 1, 2])
+    batches = [Batch(batch.inputs.double(), batch.labels) for batch in private_batches(3, size)]
+    return attack.problems(observed(batches, model=model, recipe=Recipe(train_mode=train)), [0, 1, 2])
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(("size", "train"), [(1, False), (2, False), (3, True)])
 @pytest.mark.parametrize("model", MODELS)
 def test_joint_slopes_are_those_of_double_backward(model: str, size: int, train: bool) -> None:
     found, starts, given = ways(model, size=size, train=train)
     assert "joint" in found, "the rules cover every shipped model"
     (slopes, values), (expected, reference) = found["joint"](starts, given), found["loop reverse"](starts, given)
-    torch.testing.assert_close(values, reference, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(values, reference, rtol=1e-9, atol=1e-9)
     for name in starts:
-        assert (slopes[name] - expected[name]).norm() <= 5e-3 * expected[name].norm(), "up to rounding"
+        assert starts[name].dtype == torch.float64
+        assert (slopes[name] - expected[name]).norm() <= 1e-9 * expected[name].norm()
 
 
 def test_strides_padding_and_dilation_are_followed() -> None:

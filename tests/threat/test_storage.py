@@ -130,7 +130,7 @@ def test_shapes_that_are_not_the_models(tmp_path: Path, valid: bytes) -> None:
 def test_an_impossible_header(tmp_path: Path, valid: bytes, field: str, value: object) -> None:
     said, tensors = parts(valid)
     changed = {**said, "meta": {**said["meta"], field: value}}  # type: ignore[dict-item]
-    one_line(written(tmp_path / "x", changed, tensors))
+    assert str(tmp_path / "x") in one_line(written(tmp_path / "x", changed, tensors)), "it names the file"
 
 
 def test_a_file_cannot_name_code_to_run(tmp_path: Path, valid: bytes) -> None:
