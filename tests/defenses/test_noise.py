@@ -3,17 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exchanges import SAMPLES
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.types import Params
-from gradveil.defenses import DEFENSES, Step
+from gradveil.defenses import DEFENSES
+from steps import step_on
 
 
 def defended(spec: str, gradient: Params, seed: int = 0) -> Params:
-    batch = SAMPLES.batch([0])
-    step = Step(params={}, batch=batch, loss_at=lambda _: torch.tensor(0.0), number=1, lr=0.1, rng=generator(seed))
-    return DEFENSES.build(spec).on_gradient(gradient, step)
+    return DEFENSES.build(spec).on_gradient(gradient, step_on(examples=1, seed=seed)[1])
 
 
 @pytest.mark.parametrize(("kind", "kurtosis"), [("gaussian", 3.0), ("laplace", 6.0)])

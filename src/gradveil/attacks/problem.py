@@ -61,7 +61,7 @@ class Problem:
             """The slope of the objective is how the slope of the loss in the unknowns changes along v = dD/dG."""
 
             def loss(params: Params, u: Params) -> Tensor:
-                return self.loss(model(params, self.prior.decode(u)), self.targets(u, given))
+                return model.loss(self.loss, params, self.prior.decode(u), self.targets(u, given))
 
             direction, value = grad_and_value(self.objective)(grad(loss)(sent, unknowns), given["reply"])
             slope = jvp(lambda params: grad(loss, argnums=1)(params, unknowns), (sent,), (direction,))[1]

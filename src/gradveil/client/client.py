@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -30,35 +30,51 @@ class Client:
     def __init__(
         self, module: nn.Module, *, recipe: Recipe, defense: Defense | None = None, loss: Loss = cross_entropy
     ) -> None:
+        self.defense = defense or Defense()
+        self.defense.check(module)
         self.model = Functional(module, train_mode=recipe.train_mode)
         self.recipe = recipe
-        self.defense = defense or Defense()
         self.loss = loss
 
-    def reply(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator) -> Reply:
+    def reply(
+        self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
+    ) -> Reply:
         """Train from the broadcast parameters on the private batch and return the update that would be sent."""
         params, log = dict(sent), Log()
         if params.keys() != self.model.params.keys():
             raise GradveilError("the broadcast does not hold the parameters of this client's model")
-        local = self.defense.on_data(batch, rng)
+        local = Batch(self.defense.on_inputs(batch.inputs, rng), batch.labels)
+        places = torch.arange(len(local), device=local.labels.device)
+        start = Step(
+            model=self.model,
+            loss=self.loss,
+            params=params,
+            batch=local,
+            index=places,
+            number=0,
+            round_number=round_number,
+            lr=self.recipe.lr,
+            rng=rng,
+            log=log,
+        )
+        defense = self.defense.prepared(start)
 
-        def defended(gradient: Params, at: Params, examples: slice, number: int) -> Params:
-            part = local.take(examples)
-            step = Step(
-                params=at,
-                batch=part,
-                loss_at=lambda p: self.loss(self.model(p, part.inputs), part.labels),
-                number=number,
-                lr=self.recipe.lr,
-                rng=rng,
-                log=log,
-            )
-            return self.defense.on_gradient(gradient, step)
+        def defended(gradient: Params, at: Params, examples: slice, number: int, model: Functional) -> Params:
+            part, index = local.take(examples), places[examples]
+            step = replace(start, model=model, params=at, batch=part, index=index, number=number)
+            return defense.on_gradient(gradient, step)
 
         update = local_update(
-            self.model, self.loss, params, local.inputs, local.labels, self.recipe, on_gradient=defended
+            self.model,
+            self.loss,
+            params,
+            local.inputs,
+            local.labels,
+            self.recipe,
+            on_gradient=defended,
+            on_forward=lambda model, examples: defense.on_forward(model, examples, rng),
         )
-        update = self.defense.on_update(update, rng, log)
+        update = defense.on_update(update, rng, log)
         if not all_finite(update):
             raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
         return Reply(detached(update), log)

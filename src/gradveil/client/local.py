@@ -16,8 +16,8 @@ from gradveil.core.trees import map_each, scaled, subtract
 from gradveil.core.types import Loss, Params, Recipe
 from gradveil.models.functional import Functional
 
-Filter = Callable[[Params, Params, slice, int], Params]
-"""(gradient, parameters, which examples, step number from 1) -> the gradient that the optimiser takes instead."""
+Filter = Callable[[Params, Params, slice, int, Functional], Params]
+"""(gradient, parameters, which examples, step number from 1, model) -> the gradient the optimiser takes instead."""
 
 
 def local_update(
@@ -29,6 +29,7 @@ def local_update(
     recipe: Recipe,
     *,
     on_gradient: Filter | None = None,
+    on_forward: Callable[[Functional, int], Functional] | None = None,
 ) -> Params:
     """What a client sends for ``inputs`` [n, C, H, W] and ``targets`` ([n] labels or [n, classes] probabilities).
 
@@ -36,15 +37,16 @@ def local_update(
     their order in every epoch. Differentiable in parameters, inputs and targets, and safe under ``torch.func``.
     """
 
-    def gradient(at: Params, examples: slice) -> Params:
-        found: Params = grad(lambda p: loss(model(p, inputs[examples]), targets[examples]))(at)
+    def gradient(used: Functional, at: Params, examples: slice) -> Params:
+        found: Params = grad(lambda p: used.loss(loss, p, inputs[examples], targets[examples]))(at)
         return found
 
     current, velocity = params, None
     for number, examples in enumerate(mini_batches(len(inputs), recipe), start=1):
-        step = gradient(current, examples)
+        used = model if on_forward is None else on_forward(model, len(inputs[examples]))
+        step = gradient(used, current, examples)
         if on_gradient is not None:
-            step = on_gradient(step, current, examples, number)
+            step = on_gradient(step, current, examples, number, used)
         if recipe.sends == "gradient":
             return step
         if recipe.weight_decay:

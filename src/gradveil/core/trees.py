@@ -30,7 +30,8 @@ def scaled(tree: Params, factor: float | Tensor) -> Params:
 
 def dot(a: Params, b: Params) -> Tensor:
     """The inner product over all entries of all tensors, a scalar."""
-    return torch.stack([(x * b[name]).sum() for name, x in a.items()]).sum()
+    device = next(iter(a.values())).device  # a model may be spread over several
+    return torch.stack([(x * b[name]).sum().to(device) for name, x in a.items()]).sum()
 
 
 def norm(tree: Params) -> Tensor:

@@ -1,16 +1,18 @@
-"""What a defense is: the identity at four hooks of a client's local run, of which it overrides one or two."""
+"""What a defense is: the identity at every hook of a client's local run, of which it overrides one or two."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
-from gradveil.core.registry import Registry
-from gradveil.core.types import Batch, Params
+from gradveil.core.types import Batch, Loss, Params
+from gradveil.models.functional import Functional
 
 
 class Log:
@@ -26,35 +28,83 @@ class Log:
         for name, values in other._values.items():
             self._values[name].extend(values)
 
+    def values(self, name: str) -> tuple[float, ...]:
+        """Everything reported under a name, in order."""
+        return tuple(self._values.get(name, ()))
+
     def means(self) -> dict[str, float]:
         return {name: sum(values) / len(values) for name, values in sorted(self._values.items())}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """What a defense may look at in one local step: everything here is on the client's side."""
 
+    model: Functional
+    loss: Loss
     params: Params
+    """What is trained, as it is before this step."""
+    frozen: Params = field(default_factory=dict)
+    """The model's other parameters: they are not trained and have no gradient."""
     batch: Batch
-    loss_at: Callable[[Params], Tensor]
-    """The loss on this step's batch at other parameters."""
+    """The examples of this step."""
+    index: Tensor | None = None
+    """[n]: where the examples of this step stand in the client's local data; None where nobody knows."""
     number: int
     """Counts from 1 over the whole local run."""
+    round_number: int = 1
+    """Counts from 1 over the broadcasts that this client has answered."""
     lr: float
     rng: torch.Generator
     log: Log = field(default_factory=Log)
 
+    def loss_at(self, params: Params, batch: Batch | None = None) -> Tensor:
+        """The mean loss at other parameters, on this step's batch or on other examples."""
+        on = batch or self.batch
+        return self.model.loss(self.loss, {**self.frozen, **params}, on.inputs, on.labels)
+
+    def gradient(self, batch: Batch | None = None) -> Params:
+        """The gradient at this step's parameters, of its batch or of other examples."""
+        return cast(Params, grad(self.loss_at)(self.params, batch))
+
+    def example_gradients(self, batch: Batch | None = None) -> Params:
+        """The gradient of every example by itself, [n, ...] by name, in one batched call."""
+        on = batch or self.batch
+
+        def one(inputs: Tensor, label: Tensor) -> Params:
+            alone = Batch(inputs[None], label[None])
+            return cast(Params, grad(self.loss_at)(self.params, alone))
+
+        return vmap(one)(on.inputs, on.labels)
+
 
 class Defense:
-    """Sends everything as it is. Overrides return new objects and never edit an argument in place."""
+    """Sends everything as it is. Overrides return new objects and never edit an argument in place.
+
+    Instances hold options and nothing that changes: what one local run needs to remember is made by ``prepared``.
+    """
+
+    reshapes: ClassVar[bool] = False
+    """Whether ``on_model`` changes the architecture, which server and clients then agree on."""
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a GradveilError that names the fix if this defense cannot work on this model."""
 
     def on_model(self, model: nn.Module) -> nn.Module:
         """Change the architecture that server and clients agree on, before the first broadcast."""
         return model
 
-    def on_data(self, batch: Batch, rng: torch.Generator) -> Batch:  # noqa: ARG002
-        """Change the local examples before training starts."""
-        return batch
+    def on_inputs(self, inputs: Tensor, rng: torch.Generator) -> Tensor:  # noqa: ARG002
+        """Change the local inputs [n, C, H, W] in [0, 1] before training on them."""
+        return inputs
+
+    def prepared(self, start: Step) -> Defense:  # noqa: ARG002
+        """The defense for one local run. ``start`` has number 0, the broadcast and all local examples."""
+        return self
+
+    def on_forward(self, model: Functional, examples: int, rng: torch.Generator) -> Functional:  # noqa: ARG002
+        """The model as this client evaluates it in one local step on so many examples."""
+        return model
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
         """Change the gradient of one local step before the optimiser takes it."""
@@ -65,10 +115,18 @@ class Defense:
         return update
 
 
-DEFENSES: Registry[Defense] = Registry("defense")
+class Transform(Defense):
+    """A defense that needs nothing but the tensors: on every local gradient, or once on the outgoing update."""
 
+    def __init__(self, *, at: Literal["step", "update"] = "step") -> None:
+        self.at = at
 
-@DEFENSES.register("none")
-def none() -> Defense:
-    """No defense: the update leaves as it is."""
-    return Defense()
+    @abstractmethod
+    def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:
+        """What is sent instead of these named tensors."""
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return self.transform(gradient, step.rng, step.log) if self.at == "step" else gradient
+
+    def on_update(self, update: Params, rng: torch.Generator, log: Log) -> Params:
+        return self.transform(update, rng, log) if self.at == "update" else update

@@ -10,21 +10,29 @@ from torch import Tensor
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import Log, Transform
+from gradveil.defenses.registry import DEFENSES
 
 
 @DEFENSES.register("noise")
-class Noise(Defense):
+class Noise(Transform):
     """Gaussian or Laplace noise of standard deviation sigma on every gradient entry."""
 
-    def __init__(self, *, sigma: float = 0.1, kind: Literal["gaussian", "laplace"] = "gaussian") -> None:
+    def __init__(
+        self,
+        *,
+        sigma: float = 0.1,
+        kind: Literal["gaussian", "laplace"] = "gaussian",
+        at: Literal["step", "update"] = "step",
+    ) -> None:
+        super().__init__(at=at)
         if sigma < 0:
             raise GradveilError(f"defense noise: sigma is at least 0, not {sigma}")
         self.sigma = sigma
         self.draw = {"gaussian": _gaussian, "laplace": _laplace}[kind]
 
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        return map_each(lambda g: g + self.sigma * self.draw(g, step.rng), gradient)
+    def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
+        return map_each(lambda g: g + self.sigma * self.draw(g, rng), tree)
 
 
 def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:

@@ -2,7 +2,7 @@
 
 from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
 from gradveil.models.building import build, canonical
-from gradveil.models.functional import Functional
+from gradveil.models.functional import AddsToLoss, Functional
 from gradveil.models.imported import is_import_path
 from gradveil.models.inputs import Normalize
 from gradveil.models.registry import MODELS
@@ -11,6 +11,7 @@ from gradveil.models.structure import Representation, classifier, first_layer, r
 
 __all__ = [
     "MODELS",
+    "AddsToLoss",
     "Functional",
     "Normalize",
     "Representation",

@@ -11,7 +11,20 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import detached
-from gradveil.core.types import Params
+from gradveil.core.types import Loss, Params
+
+
+class AddsToLoss(nn.Module):
+    """A layer with a term of its own in the loss, which its forward pass leaves in ``term``."""
+
+    term: Tensor | None = None
+
+    def taken(self) -> Tensor:
+        """The term of the last forward pass, let go so that it outlives no transform."""
+        term, self.term = self.term, None
+        if term is None:
+            raise GradveilError(f"{type(self).__name__} adds to the loss, but no forward pass went through it")
+        return term
 
 
 class Functional:
@@ -27,7 +40,8 @@ class Functional:
         self._module = copy.deepcopy(module).train(train_mode)
         if train_mode:
             _refuse_dropout(self._module)
-            _use_batch_statistics(self._module)
+        _use_batch_statistics(self._module)
+        self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
         self.params: Params = detached(dict(self._module.named_parameters()))
         """Detached copies of the module's parameters, tied ones once."""
         self.buffers: Params = detached(dict(self._module.named_buffers()))
@@ -38,6 +52,24 @@ class Functional:
         # strict: a parameter that is left out would otherwise silently keep its initial value
         outputs: Tensor = functional_call(self._module, (params, self.buffers), (inputs,), strict=True)
         return outputs
+
+    @property
+    def module(self) -> nn.Module:
+        """The copy that is evaluated, for looking at its layers; its own parameters are not those in use."""
+        return self._module
+
+    def loss(self, loss: Loss, params: Params, inputs: Tensor, targets: Tensor) -> Tensor:
+        """``loss(outputs, targets)`` plus what layers add to it themselves: what a client minimises."""
+        total = loss(self(params, inputs), targets)
+        for layer in self._adding:
+            total = total + layer.taken()
+        return total
+
+    def with_buffers(self, buffers: Params) -> Functional:
+        """The same function with other values of some of its buffers."""
+        other = copy.copy(self)
+        other.buffers = {**self.buffers, **buffers}
+        return other
 
 
 def _refuse_dropout(module: nn.Module) -> None:
@@ -51,6 +83,6 @@ def _refuse_dropout(module: nn.Module) -> None:
 
 def _use_batch_statistics(module: nn.Module) -> None:
     for layer in module.modules():
-        if isinstance(layer, _NormBase) and layer.track_running_stats:
+        if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None

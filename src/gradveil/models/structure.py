@@ -15,9 +15,9 @@ from gradveil.core.types import Domain, Params
 from gradveil.models.building import example
 
 
-def classifier(module: nn.Module, domain: Domain) -> str:
+def classifier(module: nn.Module, like: Domain | Tensor) -> str:
     """The name of the last linear layer that a forward pass goes through."""
-    linear = [name for name in executed(module, domain) if isinstance(module.get_submodule(name), nn.Linear)]
+    linear = [name for name in executed(module, like) if isinstance(module.get_submodule(name), nn.Linear)]
     if not linear:
         raise GradveilError(
             f"{type(module).__name__} has no torch.nn.Linear in its forward pass, so no classifier: end it with one"
@@ -33,15 +33,18 @@ def first_layer(module: nn.Module, domain: Domain) -> str:
     return names[0]
 
 
-def executed(module: nn.Module, domain: Domain) -> list[str]:
-    """The names of all submodules with parameters of their own, in the order in which one forward pass enters them."""
+def executed(module: nn.Module, like: Domain | Tensor) -> list[str]:
+    """The names of all submodules with parameters of their own, in the order in which one forward pass enters them.
+
+    ``like`` says what inputs look like, or is a batch of them.
+    """
     seen: list[str] = []
     probe = copy.deepcopy(module).eval()
     for name, layer in probe.named_modules():
         if name and next(layer.parameters(recurse=False), None) is not None:
             layer.register_forward_pre_hook(_remember(seen, name))
     with torch.no_grad():
-        probe(example(probe, domain))
+        probe(like[:1] if isinstance(like, Tensor) else example(probe, like))
     return seen
 
 
@@ -76,6 +79,6 @@ class Representation:
         return caught[-1].flatten(1)
 
 
-def representation(module: nn.Module, domain: Domain) -> Representation:
+def representation(module: nn.Module, like: Domain | Tensor) -> Representation:
     """The function from inputs to the flattened input of the classifier."""
-    return Representation(module, classifier(module, domain))
+    return Representation(module, classifier(module, like))
