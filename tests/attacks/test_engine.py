@@ -36,6 +36,7 @@ def test_every_way_gives_the_same_trajectory(model: str, attack: str) -> None:
     seen = observed(private_batches(2), model=model)
     chosen = matching(attack)
     ways, starts, given = chosen.problems(seen, [0, 1])
+    ways = {name: way for name, way in ways.items() if not name.startswith("compiled")}
     assert {"joint", "vmap forward", "vmap reverse", "loop forward", "loop reverse"} == ways.keys()
     search, project, found = Adam(iterations=20, lr=0.01), chosen._prior(seen[0]).project, {}
     for name, way in ways.items():
@@ -48,6 +49,30 @@ def test_every_way_gives_the_same_trajectory(model: str, attack: str) -> None:
         torch.testing.assert_close(other.trace, first.trace, atol=1e-4, rtol=1e-4)
         for name in starts:
             assert (other.unknowns[name] - first.unknowns[name]).norm() <= 1e-4 * first.unknowns[name].norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["compiled forward", "compiled reverse"])
+def test_compiled_steps_are_the_same(name: str) -> None:
+    ways, starts, given = matching("ig").problems(observed(private_batches(2)), [0, 1])
+    compiled, plain = ways[name](starts, given), ways["loop reverse"](starts, given)
+    torch.testing.assert_close(compiled, plain, atol=1e-5, rtol=1e-4)
+
+
+def test_compiling_is_never_tried_unasked() -> None:
+    ways, starts, given = matching("ig").problems(observed(private_batches(1)), [0])
+    tried = {"compiled forward": pytest.fail, "vmap forward": ways["vmap forward"]}
+    assert plan_for(tried, starts, given).way == "vmap forward"  # type: ignore[arg-type]
+
+
+def test_bfloat16_is_near_and_not_the_same() -> None:
+    ways, starts, given = matching("ig").problems(observed(private_batches(2)), [0, 1])
+    exact, _ = bound(Plan("joint", 4), ways["joint"], starts, given)(starts)
+    for name in ("joint", "vmap forward"):
+        rough, values = bound(Plan(name, 4, False, "bfloat16"), ways[name], starts, given)(starts)
+        alike = torch.nn.functional.cosine_similarity(rough["pixels"].flatten(1), exact["pixels"].flatten(1))
+        assert rough["pixels"].dtype == values.dtype == torch.float32
+        assert 0.97 < alike.min() < 0.999999
 
 
 def test_the_choice_is_measured_once_and_remembered(own_cache: Path) -> None:

@@ -3,7 +3,8 @@
 ``loop`` takes them one by one, ``vmap`` lets torch batch the code of one, ``joint`` is code that was written for many.
 On a GPU each can be captured as one CUDA graph, which removes the cost of starting thousands of small kernels. Which
 way is fastest depends on the model and the machine, so a short measurement decides. Its result is kept: the same
-machine takes the same way again, and gives the same numbers.
+machine takes the same way again, and gives the same numbers. ``compiled`` fuses the kernels of vmap; compiling takes
+longer than most attacks, so it is never tried unasked.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ Batched = Callable[[Params, Given], tuple[Params, Tensor]]
 Evaluate = Callable[[Params], tuple[Params, Tensor]]
 """All problems of a run, whatever is given bound to them."""
 
-Strategy = Literal["auto", "loop", "vmap", "joint"]
-Precision = Literal["float32", "tf32"]
+Strategy = Literal["auto", "loop", "vmap", "joint", "compiled"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 
 _TRIED_ON_CPU = 4
 _SHARE_OF_MEMORY = 0.4
@@ -69,6 +70,7 @@ def ways_of(singles: Mapping[str, Single], joint: Batched | None) -> dict[str, B
     for name, single in singles.items():
         found[f"vmap {name}"] = vmap(single)
         found[f"loop {name}"] = _one_by_one(single)
+        found[f"compiled {name}"] = _compiled(single)
     return found
 
 
@@ -81,7 +83,7 @@ def plan_for(
     precision: Precision = "float32",
 ) -> Plan:
     """The fastest way to run these problems here: measured once, then remembered."""
-    admitted = [way for way in ways if strategy in ("auto", way.split()[0])]
+    admitted = [way for way in ways if _admits(strategy, way)]
     if not admitted:
         raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
@@ -92,9 +94,15 @@ def plan_for(
     timed = {plan: _seconds_per_problem(ways[plan.way], plan, unknowns, given) for plan in plans}
     best = min(timed, key=timed.__getitem__)
     if timed[best] == float("inf"):
-        raise GradveilError("this model cannot be differentiated twice, or its problems do not fit into memory")
+        hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
+        raise GradveilError(f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}")
     _remember(key, {"way": best.way, "chunk": best.chunk, "graph": best.graph})
     return best
+
+
+def _admits(strategy: Strategy, way: str) -> bool:
+    kind = way.split()[0]
+    return kind != "compiled" if strategy == "auto" else kind == strategy
 
 
 def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
@@ -109,7 +117,7 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
         return gradients, torch.cat([values for _, values in parts])
 
     def precise(point: Params) -> tuple[Params, Tensor]:
-        with _precision(plan.precision):
+        with _precision(plan.precision, _device(point)):
             return in_chunks(point)
 
     return captured(precise, unknowns) if plan.graph else precise
@@ -118,7 +126,7 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
 def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
     """Whether two ways give the same slopes and values on a few of the problems, up to rounding."""
     some, about = _at(unknowns, slice(_FEW)), _at(given, slice(_FEW))
-    with _precision("float32"):
+    with _precision("float32", _device(unknowns)):
         (first, values), (second, others) = one(some, about), other(some, about)
     close = all((first[k] - second[k]).norm() <= _SAME * second[k].norm() + 1e-12 for k in second)
     return close and torch.allclose(values, others, rtol=_SAME, atol=1e-6)
@@ -133,18 +141,33 @@ def _one_by_one(single: Single) -> Batched:
     return loop
 
 
+def _compiled(single: Single) -> Batched:
+    """Compiled when first called: even to ask for a compiler loads it, for seconds."""
+    made: list[Batched] = []
+
+    def run(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
+        if not made:
+            made.append(torch.compile(vmap(single), dynamic=False))
+        return made[0](unknowns, given)
+
+    return run
+
+
 @contextlib.contextmanager
-def _precision(precision: Precision) -> Iterator[None]:
+def _precision(precision: Precision, device: torch.device) -> Iterator[None]:
     """Plain float32 by default: torch lets convolutions use TF32 by itself, which changes gradients by percents.
 
-    cuDNN may try its kernels and take the fastest: left to its rules it takes one here that is 25 times too slow.
+    bfloat16 is torch's autocast: products in bfloat16, sums, objective and unknowns in float32. cuDNN may try its
+    kernels and take the fastest: left to its rules it takes one here that is 25 times too slow.
     """
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
     cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
     cudnn.benchmark = True
     try:
-        yield
+        with mixed:
+            yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
 
@@ -179,7 +202,7 @@ def _sized(way: Batched, name: str, unknowns: Params, given: Given, precision: P
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     try:
-        with _precision(precision):
+        with _precision(precision, _device(unknowns)):
             way(_at(unknowns, slice(few)), _at(given, slice(few)))
     except (RuntimeError, NotImplementedError):
         return Plan(name, 1, True, precision)  # what fails here fails again when timed, and is left out there

@@ -15,7 +15,7 @@ from gradveil.attacks.explain import between
 from gradveil.attacks.objectives import Objective
 from gradveil.attacks.priors import Prior
 from gradveil.client.local import local_update
-from gradveil.core.trees import add
+from gradveil.core.trees import add, map_each
 from gradveil.core.types import Loss, Params, Recipe
 from gradveil.models import Functional
 from gradveil.threat.observation import Observation
@@ -74,6 +74,12 @@ class Problem:
         """Whether the update is one gradient at the broadcast, the same parameters for every problem."""
         return self.recipe.sends == "gradient" and not self.mixed
 
+    def _compared(self, gradients: Params, observed: Params) -> tuple[Params, Tensor]:
+        """The objective in full precision, whatever precision made the gradients: its sums are long."""
+        with torch.autocast(next(iter(observed.values())).device.type, enabled=False):
+            exact = map_each(lambda gradient, like: gradient.to(like.dtype), gradients, observed)
+            return self.objective.slopes(exact, observed)
+
     def joint(self) -> Batched:
         """All problems in one batch through the shared weights; raises UnsupportedError where the model forbids it."""
         if not self._one_gradient():
@@ -89,7 +95,7 @@ class Problem:
                 slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls], create_graph=True)
                 with torch.no_grad():
                     gradients = joint.gradients(calls, slopes, problems)
-                    direction, values = self.objective.slopes(gradients, given["reply"])
+                    direction, values = self._compared(gradients, given["reply"])
                 costs = vmap(self.penalty)(leaves, given)
                 total = joint.along(calls, slopes, problems, direction) + costs.sum()
                 found = torch.autograd.grad(total, list(leaves.values()))

@@ -11,9 +11,10 @@ from gradveil import models
 from gradveil.auditing.case import Case
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
-from gradveil.core.trees import moved
-from gradveil.core.types import Batch
+from gradveil.core.trees import detached
+from gradveil.core.types import Batch, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Log
 from gradveil.threat import Observation, observe, threat_model
@@ -45,6 +46,21 @@ def choose_private(data: ImageSet, case: Case) -> Private:
 
 
 @dataclass(frozen=True)
+class Broadcast:
+    """What the server sends: an architecture and its parameters. Defenses that share it can be attacked together."""
+
+    module: nn.Module
+    sent: Params
+
+
+def broadcast(case: Case, reshaped: str | None, data: ImageSet) -> Broadcast:
+    """The model of the case, reshaped by the defenses named where there are any."""
+    module = models.build(case.model, data.domain, seed=case.seed)
+    module = (DEFENSES.build(reshaped).on_model(module) if reshaped else module).to(case.device)
+    return Broadcast(module, detached(dict(module.named_parameters())))
+
+
+@dataclass(frozen=True)
 class Exchange:
     """One defense at work: what was seen of every private batch, and what the defense logged."""
 
@@ -53,28 +69,31 @@ class Exchange:
     log: Log
 
 
-def exchange(case: Case, defense_spec: str, private: Private, data: ImageSet) -> Exchange:
+def exchange(
+    case: Case, defense_spec: str, private: Private, data: ImageSet, made: Broadcast, progress: Progress
+) -> Exchange:
     """Broadcast the model, let a client with this defense reply for each private batch, and take down what is seen."""
-    defense, log = DEFENSES.build(defense_spec), Log()
-    module = defense.on_model(models.build(case.model, data.domain, seed=case.seed)).to(case.device)
-    client = Client(module, recipe=case.recipe, defense=defense)
-    sent = moved(client.model.params, case.device)
+    log = Log()
+    client = Client(made.module, recipe=case.recipe, defense=DEFENSES.build(defense_spec))
+    starts = range(0, case.images, case.batch_size)
     observations = []
-    for i, start in enumerate(range(0, case.images, case.batch_size)):
-        batch = private.batch.take(slice(start, start + case.batch_size)).to(case.device)
-        reply = client.reply(sent, batch, generator(case.seed, "defense", defense_spec, i))
-        log.merge(reply.log)
-        observations.append(
-            observe(
-                module=module,
-                model=case.model,
-                domain=data.domain,
-                sent=sent,
-                reply=reply.update,
-                batch=batch,
-                recipe=case.recipe,
-                defense=defense_spec,
-                threat=threat_model(case.threat),
+    with progress.task(f"clients with {defense_spec}", len(starts), "replies") as task:
+        for i, start in enumerate(starts):
+            batch = private.batch.take(slice(start, start + case.batch_size)).to(case.device)
+            reply = client.reply(made.sent, batch, generator(case.seed, "defense", defense_spec, i))
+            log.merge(reply.log)
+            observations.append(
+                observe(
+                    module=made.module,
+                    model=case.model,
+                    domain=data.domain,
+                    sent=made.sent,
+                    reply=reply.update,
+                    batch=batch,
+                    recipe=case.recipe,
+                    defense=defense_spec,
+                    threat=threat_model(case.threat),
+                )
             )
-        )
-    return Exchange(module, observations, log)
+            task.advance()
+    return Exchange(made.module, observations, log)

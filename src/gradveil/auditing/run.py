@@ -1,20 +1,24 @@
-"""Running a case: every cell becomes a saved row, and the rows become an audit."""
+"""Running a case: every cell becomes a saved row, and the rows become an audit.
+
+Cells of one attack whose clients answered the same broadcast are attacked as one batch of problems.
+"""
 
 from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gradveil import __version__, models
+from gradveil import __version__
 from gradveil.attacks import ATTACKS, Reconstruction, load_reconstructions, save_reconstructions
 from gradveil.attacks.storage import finite_or_none
 from gradveil.auditing.case import Case, Cell, make_case
-from gradveil.auditing.exchange import Exchange, Private, choose_private, exchange
+from gradveil.auditing.exchange import Exchange, Private, broadcast, choose_private, exchange
 from gradveil.auditing.scoring import Judge
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import PRIOR_ONLY, flagged, verdicts
@@ -27,6 +31,8 @@ from gradveil.defenses import DEFENSES
 from gradveil.threat import save_observations, threat_model
 
 VERSION = 1
+TOGETHER = {"cpu": 128, "cuda": 1024}
+"""At most so many problems in one batch: more gain little there, and an interrupted batch starts again."""
 
 
 def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> dict[str, Any]:
@@ -36,6 +42,9 @@ def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progre
     store = Store(folder)
     store.open(resume=resume)
     data = load(case.data, progress=progress)
+    sends = cache(lambda reshaped: broadcast(case, reshaped, data))
+    for defense in case.defenses:
+        DEFENSES.build(defense).check(sends(DEFENSES.reshaping(defense)).module)
     private = choose_private(data, case)
     _save_truth(store, private)
     judge = Judge(private, data.domain, progress=progress)
@@ -43,23 +52,38 @@ def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progre
     @cache
     def observed(defense: str) -> Exchange:
         """The exchange of one defense, made when first asked for and saved as the adversary would have it."""
-        made = exchange(case, defense, private, data)
+        made = exchange(case, defense, private, data, sends(DEFENSES.reshaping(defense)), progress)
         save_observations(store.observation(defense), made.observations)
         return made
 
     cells = case.cells()
-    rows: list[dict[str, Any]] = []
+    saved = {cell.digest(): store.row(cell.digest()) for cell in cells}
+    rows = {digest: row for digest, row in saved.items() if row is not None}
     with progress.task("audit", len(cells), "rows") as task:
-        for cell in cells:
-            task.note(cell.title)
-            row = store.row(cell.digest())
-            if row is None:
-                row = _run_cell(cell, observed(cell.defense), judge, store, progress)
-                store.save_row(cell.digest(), row)
-            rows.append(row)
-            store.save_audit(assemble(case, rows, complete=len(rows) == len(cells)))
-            task.advance()
+        task.advance(len(rows))
+        for group in _together(case, [cell for cell in cells if cell.digest() not in rows]):
+            task.note(group[0].title if len(group) == 1 else f"{group[0].attack} on {len(group)} defenses")
+            with store.batch([cell.digest() for cell in group]):
+                exchanges = [observed(cell.defense) for cell in group]
+                rows |= {row["digest"]: row for row in _run_together(group, exchanges, judge, store, progress)}
+            _save(case, [rows[cell.digest()] for cell in cells if cell.digest() in rows], len(cells), store)
+            task.advance(len(group))
+    _save(case, [rows[cell.digest()] for cell in cells], len(cells), store)
     return store.read_audit()
+
+
+def _save(case: Case, rows: list[dict[str, Any]], planned: int, store: Store) -> None:
+    store.save_audit(assemble(case, rows, complete=len(rows) == planned))
+
+
+def _together(case: Case, cells: list[Cell]) -> list[list[Cell]]:
+    """These cells in batches: one attack, one broadcast, not too many problems."""
+    problems = case.effort().restarts * case.images // case.batch_size
+    most = max(1, TOGETHER[case.device] // problems)
+    alike: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault((cell.attack, cell.prior_only, DEFENSES.reshaping(cell.defense)), []).append(cell)
+    return [same[i : i + most] for same in alike.values() for i in range(0, len(same), most)]
 
 
 def score_again(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
@@ -72,7 +96,7 @@ def score_again(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
     rows = []
     for old in audit["rows"]:
         found = load_reconstructions(store.reconstruction(old["digest"]))
-        module = DEFENSES.build(old["defense"]).on_model(models.build(case.model, data.domain, seed=case.seed))
+        module = broadcast(case, DEFENSES.reshaping(old["defense"]), data).module
         row = {**old, **judge.row(found, module)}
         store.save_row(row["digest"], row)
         rows.append(row)
@@ -105,31 +129,45 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def _run_cell(cell: Cell, seen: Exchange, judge: Judge, store: Store, progress: Progress) -> dict[str, Any]:
-    case, digest = cell.case, cell.digest()
-    attack = ATTACKS.build(cell.attack, case.effort())
+def _run_together(
+    group: list[Cell], exchanges: list[Exchange], judge: Judge, store: Store, progress: Progress
+) -> Iterator[dict[str, Any]]:
+    """Attack the replies of all these cells at once, then score and save cell by cell."""
+    case, first = group[0].case, group[0]
+    attack = ATTACKS.build(first.attack, case.effort())
     alone = attack.prior_only()
-    chosen = alone if cell.prior_only and alone is not None else attack
+    chosen = alone if first.prior_only and alone is not None else attack
+    seen = [one for made in exchanges for one in made.observations]
+    each = len(exchanges[0].observations)
+    seeds = [derive(case.seed, "attack", i) for i in range(each)] * len(group)
     started = time.perf_counter()
-    seeds = [derive(case.seed, "attack", i) for i in range(len(seen.observations))]
-    found = chosen(seen.observations, seeds=seeds, progress=progress)
-    seconds = time.perf_counter() - started
+    found = chosen(seen, seeds=seeds, progress=progress)
+    seconds = (time.perf_counter() - started) / len(group)
+    for i, (cell, made) in enumerate(zip(group, exchanges, strict=True)):
+        row = _row(cell, made, found[i * each : (i + 1) * each], seconds, judge, store)
+        store.save_row(cell.digest(), row)
+        yield row
+
+
+def _row(
+    cell: Cell, made: Exchange, found: list[Reconstruction], seconds: float, judge: Judge, store: Store
+) -> dict[str, Any]:
+    digest = cell.digest()
     save_reconstructions(store.reconstruction(digest), found)
-    threat = threat_model(case.threat)
     return {
         "digest": digest,
         "defense": cell.defense,
         "attack": PRIOR_ONLY if cell.prior_only else cell.attack,
         "prior_of": cell.attack if cell.prior_only else None,
-        "threat": case.threat,
-        "assumptions": threat.sentences(),
-        **judge.row(found, seen.module),
+        "threat": cell.case.threat,
+        "assumptions": threat_model(cell.case.threat).sentences(),
+        **judge.row(found, made.module),
         "objective": finite_or_none(sum(one.objective for one in found) / len(found)),
         "seconds": seconds,
         "problem_steps": sum(one.problem_steps for one in found),
         "strategy": found[0].strategy,
-        "log": seen.log.means(),
-        **seen.log.means(),
+        "log": made.log.means(),
+        **made.log.means(),
         "trace": _trace(found),
         "files": {
             "reconstruction": store.relative(store.reconstruction(digest)),

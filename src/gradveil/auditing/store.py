@@ -1,11 +1,15 @@
 """The folder of an audit. A row counts as done when its own file is there, and that file is written last.
 
+Rows that were attacked as one batch count as done together: a part of the batch, run alone, could differ in the last
+digit. While a batch runs, ``batch.json`` names its rows.
+
 ::
 
     audit.json, report.html      what a person reads
     truth.safetensors            the private pictures
     observations/DEFENSE.safetensors
     rows/DIGEST/reconstruction.safetensors, row.json
+    rows/batch.json              only while a batch runs, or after it was interrupted
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,7 @@ class Store:
         self.folder = folder
         self.audit = folder / "audit.json"
         self.truth = folder / "truth.safetensors"
+        self._batch = folder / "rows" / "batch.json"
 
     def open(self, *, resume: bool) -> None:
         """Make the folder, and refuse one with an audit in it unless that is to be resumed."""
@@ -45,9 +52,18 @@ class Store:
     def reconstruction(self, digest: str) -> Path:
         return self.folder / "rows" / digest / "reconstruction.safetensors"
 
+    @contextmanager
+    def batch(self, digests: list[str]) -> Iterator[None]:
+        """What is saved inside counts as done when the block ends without an error, not before."""
+        write_json(self._batch, digests)
+        yield
+        self._batch.unlink()
+
     def row(self, digest: str) -> dict[str, Any] | None:
         """The saved row of a cell, or None if it is not done."""
         path = self.folder / "rows" / digest / "row.json"
+        if self._batch.exists() and digest in self._batch.read_text():
+            return None
         try:
             row = json.loads(path.read_text())
         except FileNotFoundError:

@@ -32,7 +32,7 @@ def throughput(
     matching = ATTACKS.build(attack, Budget(1, steps))
     if not isinstance(matching, Matching) or matching.objective is None:
         raise GradveilError(f"attack {attack!r} does not match gradients, so there is no eager loop to compare with")
-    seen = _observations(model, domain, problems, device)
+    seen = observations(model, domain, problems, device)
     ready = matching.prepare(seen, list(range(problems)))
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -62,7 +62,8 @@ def throughput(
     }
 
 
-def _observations(model: str, domain: Domain, count: int, device: str) -> list[Observation]:
+def observations(model: str, domain: Domain, count: int, device: str) -> list[Observation]:
+    """Replies of undefended clients, one random image each, to one broadcast."""
     module = models.build(model, domain, seed=0).to(device)
     recipe = Recipe()
     client = Client(module, recipe=recipe)
