@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from gradveil import bench
 from gradveil.bench.throughput import CIFAR
+from gradveil.cli.progress import Terminal
 
 app = typer.Typer(help="Benchmarks, each against a baseline in the same run.", no_args_is_help=True)
 
@@ -30,4 +32,24 @@ def throughput(
     """Problem-steps per second of the engine against a plain eager loop."""
     domain = replace(CIFAR, height=size, width=size)
     result = bench.throughput(attack=attack, model=model, problems=problems, steps=steps, device=device, domain=domain)
+    typer.echo(json.dumps(result))
+
+
+@app.command()
+def overhead(
+    model: Annotated[str, typer.Option(help="Model, such as resnet18.")] = "lenet",
+    batch_size: Annotated[int, typer.Option(help="Examples in the local step.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    defense: Annotated[list[str] | None, typer.Option(help="Only these defenses; may stand several times.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each; the fastest counts.")] = 5,
+) -> None:
+    """Time of one local step with each defense over one without."""
+    result = bench.overhead(
+        model=model,
+        batch_size=batch_size,
+        device=device,
+        defenses=tuple(defense or bench.STANDARD_DEFENSES),
+        repeats=repeats,
+        progress=Terminal(Console(stderr=True)),
+    )
     typer.echo(json.dumps(result))

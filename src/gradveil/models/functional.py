@@ -32,12 +32,16 @@ class Functional:
 
     Works on a deep copy: the given module is never edited. In train mode, layers with running statistics use those of
     the batch and forget the running ones, whose in-place update no transform allows. Dropout is refused there: an
-    attack that repeats the client's step cannot repeat a draw made inside it.
+    attack that repeats the client's step cannot repeat a draw made inside it. With ``train_mode=None`` every layer
+    stays in the mode it is in, and dropout is off.
     """
 
-    def __init__(self, module: nn.Module, *, train_mode: bool = False) -> None:
-        self.train_mode = train_mode
-        self._module = copy.deepcopy(module).train(train_mode)
+    def __init__(self, module: nn.Module, *, train_mode: bool | None = False) -> None:
+        self._module = copy.deepcopy(module)
+        if train_mode is None:
+            _switch_dropout_off(self._module)
+        else:
+            self._module.train(train_mode)
         if train_mode:
             _refuse_dropout(self._module)
         _use_batch_statistics(self._module)
@@ -70,6 +74,12 @@ class Functional:
         other = copy.copy(self)
         other.buffers = {**self.buffers, **buffers}
         return other
+
+
+def _switch_dropout_off(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, _DropoutNd):
+            layer.eval()
 
 
 def _refuse_dropout(module: nn.Module) -> None:

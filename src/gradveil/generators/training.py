@@ -1,0 +1,206 @@
+"""Training a generator as a WGAN with gradient penalty: the critic learns to tell, the generator learns to pass.
+
+Every draw of an iteration is made before it, so that the iteration itself is a fixed sequence of kernels: on a GPU it
+is captured once and replayed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.progress import SILENT, Progress
+from gradveil.core.seeding import generator as seeded
+from gradveil.core.seeding import isolated
+from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.generators.dcgan import DCGAN, Critic
+
+KIND = "generator-training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long and how. GGL trains 100 epochs with Adam 1e-4 in batches of 64; the penalty weighs 10."""
+
+    steps: int = 20_000
+    """Updates of the generator; the rate falls to zero over the last half of them."""
+    batch: int = 64
+    critic_steps: int = 5
+    lr: float = 2e-4
+    penalty: float = 10.0
+    average: float = 0.999
+    """Share of the old weights in the running average that becomes the result."""
+    flip: bool = False
+    """Mirror half of the real images."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch, self.critic_steps) < 1 or self.lr <= 0 or not 0 <= self.average < 1:
+            raise GradveilError("training needs at least one step, example and critic step, and a rate above 0")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """All that is random in one iteration, for each critic step and, last, for the generator's."""
+
+    index: Tensor
+    """[k, B]: which real images."""
+    codes: Tensor
+    """[k + 1, B, latent]."""
+    labels: Tensor
+    """[B]: classes that the generator is asked for in its own step."""
+    mixes: Tensor
+    """[k, B]: where between a real and a drawn image the critic's slope is held."""
+    mirrored: Tensor
+    """[k, B]."""
+
+    def refill(self, other: Draws) -> None:
+        for name, tensor in vars(other).items():
+            getattr(self, name).copy_(tensor)
+
+
+class Trainer:
+    """Generator, critic, their optimisers, and the running average of the generator."""
+
+    def __init__(self, model: DCGAN, images: Tensor, labels: Tensor, schedule: Schedule) -> None:
+        self.images, self.labels, self.schedule = images, labels, schedule
+        self.model = model.to(images.device).train()
+        with isolated(schedule.seed, "critic"):
+            self.critic = Critic(model.shape, model.classes).to(images.device)
+        self.average = copy.deepcopy(self.model)
+        on_gpu = images.is_cuda
+        self.rate = torch.tensor(schedule.lr, device=images.device)
+        betas = (0.0, 0.9)  # a critic's past slopes mislead: WGAN-GP takes no momentum
+        self.down = torch.optim.Adam(self.model.parameters(), lr=self.rate, betas=betas, capturable=on_gpu)
+        self.up = torch.optim.Adam(self.critic.parameters(), lr=self.rate, betas=betas, capturable=on_gpu)
+        self.apart = torch.zeros((), device=images.device)
+        self.done = 0
+
+    def draws(self, step: int) -> Draws:
+        """Those of one iteration, which only the seed and its number decide: resuming needs no state of a generator."""
+        rng = seeded(self.schedule.seed, "draws", step, device=self.images.device)
+        k, size, device = self.schedule.critic_steps, self.schedule.batch, self.images.device
+        classes = self.model.classes or 1
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(shape, generator=rng, device=device)
+
+        return Draws(
+            index=torch.randint(len(self.images), (k, size), generator=rng, device=device),
+            codes=torch.randn((k + 1, size, self.model.latent), generator=rng, device=device),
+            labels=torch.randint(classes, (size,), generator=rng, device=device),
+            mixes=uniform(k, size),
+            mirrored=(uniform(k, size) < 0.5) & self.schedule.flip,
+        )
+
+    def iteration(self, draws: Draws) -> None:
+        """Some updates of the critic, one of the generator, one of the average."""
+        for k in range(self.schedule.critic_steps):
+            self._raise_critic(draws, k)
+        self.down.zero_grad()
+        drawn = self.model.decode(draws.codes[-1], draws.labels)
+        torch.autograd.backward(-self.critic(drawn, draws.labels).mean(), inputs=list(self.model.parameters()))
+        self.down.step()
+        with torch.no_grad():
+            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(now, 1 - self.schedule.average)
+
+    def _raise_critic(self, draws: Draws, k: int) -> None:
+        self.up.zero_grad()
+        labels = self.labels[draws.index[k]]
+        real = self.images[draws.index[k]].float() / 255
+        real = torch.where(draws.mirrored[k].view(-1, 1, 1, 1), real.flip(-1), real)
+        with torch.no_grad():
+            drawn = self.model.decode(draws.codes[k], labels)
+        between = torch.lerp(real, drawn, draws.mixes[k].view(-1, 1, 1, 1)).requires_grad_()
+        (slope,) = torch.autograd.grad(self.critic(between, labels).sum(), between, create_graph=True)
+        penalty = (torch.linalg.vector_norm(slope.flatten(1), dim=1) - 1).square().mean()
+        apart = self.critic(real, labels).mean() - self.critic(drawn, labels).mean()
+        torch.autograd.backward(self.schedule.penalty * penalty - apart, inputs=list(self.critic.parameters()))
+        self.up.step()
+        self.apart.copy_(apart.detach())
+
+    def run(self, progress: Progress = SILENT, each: Callable[[Trainer], None] | None = None) -> DCGAN:
+        """Train to the end of the schedule, calling ``each`` now and then, and return the average, ready to draw."""
+        step = self._captured() if self.images.is_cuda else self.iteration
+        total = self.schedule.steps
+        with progress.task("training the generator", total, "steps") as task:
+            task.advance(self.done)
+            while self.done < total:
+                self.rate.fill_(self.schedule.lr * min(1.0, 2 * (total - self.done) / total))
+                step(self.draws(self.done))
+                self.done += 1
+                task.advance()
+                if each is not None and (self.done % max(1, total // 10) == 0):
+                    task.note(f"critic tells them apart by {float(self.apart):.2f}")
+                    each(self)
+        return self.result()
+
+    def result(self) -> DCGAN:
+        """The averaged generator in eval mode, its norms set to the statistics of what it draws itself."""
+        settled = copy.deepcopy(self.average).train()
+        norms = [layer for layer in settled.modules() if isinstance(layer, torch.nn.BatchNorm1d)]
+        for layer in norms:
+            layer.reset_running_stats()
+            layer.momentum = None  # the plain mean over all batches
+        rng = seeded(self.schedule.seed, "statistics", device=self.images.device)
+        with torch.no_grad():
+            for _ in range(50):
+                labels = torch.randint(settled.classes or 1, (256,), generator=rng, device=self.images.device)
+                codes = torch.randn((256, settled.latent), generator=rng, device=self.images.device)
+                settled.decode(codes, labels)
+        return settled.eval()
+
+    def _captured(self) -> Callable[[Draws], None]:
+        """The iteration as one CUDA graph. Parameters and optimisers are put back to where warming up found them."""
+        held = self.draws(self.done)
+        before = {name: tensor.clone() for name, tensor in self._state().items()}
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.iteration(held)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.iteration(held)
+        for name, tensor in self._state().items():
+            tensor.copy_(before[name]) if name in before else tensor.zero_()
+
+        def replay(draws: Draws) -> None:
+            held.refill(draws)
+            graph.replay()
+
+        return replay
+
+    def _state(self) -> dict[str, Tensor]:
+        """Every tensor that training changes, by name; what is here is the tensor itself, not a copy."""
+        found: dict[str, Tensor] = {}
+        for part, module in (("model", self.model), ("average", self.average), ("critic", self.critic)):
+            found |= {f"{part}/{name}": tensor for name, tensor in module.state_dict(keep_vars=True).items()}
+        for part, optimizer in (("down", self.down), ("up", self.up)):
+            for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
+                found |= {f"{part}/{i}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    def save(self, path: Path) -> None:
+        """A checkpoint from which :meth:`load` goes on to the same result."""
+        meta = {"done": self.done, "schedule": asdict(self.schedule), "options": self.model.options}
+        write_tensors(path, KIND, self._state(), meta)
+
+    def load(self, path: Path) -> None:
+        tensors, meta = read_tensors(path, KIND)
+        if meta.get("schedule") != asdict(self.schedule) or meta.get("options") != self.model.options:
+            raise BadFileError(f"{path} is of another training: give the same options, or another file")
+        if not self._state().keys() <= tensors.keys():
+            raise BadFileError(f"{path} lacks a part of the training: delete it and start again")
+        self.iteration(self.draws(0))  # makes the optimisers' state, which the next lines overwrite
+        for name, tensor in self._state().items():
+            tensor.copy_(tensors[name])
+        self.done = int(meta["done"])
