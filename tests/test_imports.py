@@ -15,13 +15,14 @@ LEVELS = (
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent
 ONLY_FOR_PEOPLE = {"typer", "rich"}
-NOT_ON_ACCELERATORS = {"typer", "rich", "pydantic", "yaml", "jinja2", "flwr", "ray", "cma"}
+NOT_ON_ACCELERATORS = {"typer", "rich", "pydantic", "yaml", "jinja2", "flwr", "ray", "cma", "botorch", "opacus"}
+"""Not there, or slow to load: what needs one imports it when it is needed."""
 
 
-def imported(source: str) -> set[str]:
-    """Every module that a source names in an import, at any depth of the code."""
+def imported(source: str, *, at_once: bool = False) -> set[str]:
+    """Every module that a source names in an import, at any depth of the code, or only what loading it imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.iter_child_nodes(ast.parse(source)) if at_once else ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -35,10 +36,11 @@ def forbidden(folder: str, source: str) -> set[str]:
     level = LEVELS.index(folder)
     banned = {"torch"} if folder == "report" else set()
     banned |= ONLY_FOR_PEOPLE if folder != "cli" else set()
-    banned |= NOT_ON_ACCELERATORS if level < LEVELS.index("auditing") else set()
+    missing = NOT_ON_ACCELERATORS if level < LEVELS.index("auditing") else set()
     below = {f"gradveil.{name}" for name in LEVELS[level + 1 :]}
-    return {
-        name for name in imported(source) if name.partition(".")[0] in banned or ".".join(name.split(".")[:2]) in below
+    named = imported(source)
+    return {name for name in named if name.partition(".")[0] in banned or ".".join(name.split(".")[:2]) in below} | {
+        name for name in imported(source, at_once=True) if name.partition(".")[0] in missing
     }
 
 

@@ -38,7 +38,7 @@ def test_every_way_gives_the_same_trajectory(model: str, attack: str) -> None:
     ways, starts, given = chosen.problems(seen, [0, 1])
     ways = {name: way for name, way in ways.items() if not name.startswith("compiled")}
     assert {"joint", "vmap forward", "vmap reverse", "loop forward", "loop reverse"} == ways.keys()
-    search, project, found = Adam(iterations=20, lr=0.01), chosen._prior(seen[0]).project, {}
+    search, project, found = Adam(iterations=20, lr=0.01), chosen.prior(seen[0], None).project, {}
     for name, way in ways.items():
         for chunk in (1,) if name.startswith("loop") else (3, 4):
             evaluate = bound(Plan(name, chunk), way, starts, given)

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch.func import functional_call
 
-from exchanges import observed, private_batches
+from exchanges import SAMPLES, observed, private_batches
 from gradveil import models
+from gradveil.client import Client
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.seeding import generator
 from gradveil.core.types import Recipe
-from gradveil.threat import load_observations, save_observations
+from gradveil.defenses import DEFENSES, precode
+from gradveil.threat import Observation, load_observations, observe, save_observations, threat_model
 from gradveil.threat.storage import KIND
 
 FEDAVG = Recipe(sends="delta", epochs=2, batch_size=1, lr=0.05, momentum=0.9)
@@ -39,13 +42,64 @@ def test_round_trip(tmp_path: Path, model: str, threat: str, recipe: Recipe) -> 
     read = load_observations(tmp_path / "seen.safetensors")
     assert len(read) == 3
     for old, new in zip(seen, read, strict=True):
-        for field in ("model", "domain", "threat", "kind", "batch_size", "recipe", "defense"):
+        for field in ("model", "domain", "threat", "kind", "batch_size", "recipe", "defense", "reshaped"):
             assert getattr(old, field) == getattr(new, field)
         for tree in ("sent", "reply"):
             assert getattr(old, tree).keys() == getattr(new, tree).keys()
             assert all(torch.equal(getattr(old, tree)[k], getattr(new, tree)[k]) for k in old.sent)
         assert (old.labels is None) == (new.labels is None)
         assert old.labels is None or new.labels is None or torch.equal(old.labels, new.labels)
+
+
+def observed_reshaped(defense: str, *, model: str = "lenet", threat: str = "C") -> list[Observation]:
+    """What is seen of two replies where the two sides agreed on the architecture that the defense makes."""
+    built = DEFENSES.build(defense)
+    module = built.on_model(models.build(model, SAMPLES.domain, seed=0))
+    client = Client(module, recipe=Recipe(), defense=built)
+    sent = client.model.params
+    return [
+        observe(
+            module=module, model=model, domain=SAMPLES.domain, sent=sent, batch=batch, recipe=Recipe(),
+            reply=client.reply(sent, batch, generator(i)).update, defense=defense, threat=threat_model(threat),
+        )
+        for i, batch in enumerate(private_batches(2))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "threat"), [("lenet", "A"), ("convnet:width=8", "C")])
+def test_a_reshaped_architecture_travels_by_its_spec(tmp_path: Path, model: str, threat: str) -> None:
+    seen = observed_reshaped("noise:sigma=0.1+precode:size=16,kl_weight=0.25", model=model, threat=threat)
+    assert seen[0].reshaped == "precode:kl_weight=0.25,size=16", "public, even where the defense is not known"
+    assert (seen[0].defense is None) == (threat == "A")
+    save_observations(tmp_path / "x", seen)
+    read = load_observations(tmp_path / "x")
+    inputs = private_batches(1)[0].inputs
+    for old, new in zip(seen, read, strict=True):
+        assert new.reshaped == old.reshaped
+        assert all(torch.equal(old.reply[name], new.reply[name]) for name in old.reply)
+        theirs, ours = (functional_call(one.module, one.sent, (inputs,)) for one in (new, old))
+        torch.testing.assert_close(theirs, ours)
+    layers = [layer for layer in read[0].module.modules() if isinstance(layer, precode.Bottleneck)]
+    assert [layer.kl_weight for layer in layers] == [0.25]
+
+
+def test_a_users_own_model_is_reshaped_as_the_file_says(tmp_path: Path) -> None:
+    seen = [replace(one, model="own.nets:small") for one in observed_reshaped("precode:size=16")]
+    save_observations(tmp_path / "x", seen)
+    module = models.build("lenet", SAMPLES.domain, seed=9)
+    read = load_observations(tmp_path / "x", module=module)
+    assert read[0].sent.keys() == dict(read[0].module.named_parameters()).keys()
+    assert not any(isinstance(layer, precode.Bottleneck) for layer in module.modules()), "the given one is not edited"
+    with pytest.raises(BadFileError, match="has its bottleneck already"):
+        load_observations(tmp_path / "x", module=read[0].module)
+
+
+def test_files_without_the_field_are_read(tmp_path: Path, valid: bytes) -> None:
+    said, tensors = parts(valid)
+    older = {key: value for key, value in said["meta"].items() if key != "reshaped"}  # type: ignore[attr-defined]
+    assert "reshaped" in said["meta"]  # type: ignore[operator]
+    read = load_observations(written(tmp_path / "x", {**said, "meta": older}, tensors))
+    assert [one.reshaped for one in read] == [None, None]
 
 
 def test_buffers_travel_with_the_broadcast(tmp_path: Path) -> None:
@@ -125,6 +179,21 @@ def test_shapes_that_are_not_the_models(tmp_path: Path, valid: bytes) -> None:
         ("recipe", {"surprise": 1}),
         ("threat", "Z"),
         ("defense", ["x"]),
+        ("reshaped", 7),
+        ("reshaped", ["precode"]),
+        ("reshaped", ""),
+        ("reshaped", "none"),
+        ("reshaped", "noise:sigma=0.1"),
+        ("reshaped", "precode+noise"),
+        ("reshaped", "precode\nnoise"),
+        ("reshaped", "no-such-defense"),
+        ("reshaped", "precode:size=-1"),
+        ("reshaped", "precode:size=65536"),  # 600 MB if it were allocated
+        ("reshaped", "precode:size=" + "9" * 150),
+        ("reshaped", "precode:surprise=1"),
+        ("reshaped", "precode:kl_weight=nan"),
+        ("reshaped", "precode+precode"),
+        ("reshaped", "+".join(["precode"] * 30)),
     ],
 )
 def test_an_impossible_header(tmp_path: Path, valid: bytes, field: str, value: object) -> None:
@@ -137,6 +206,17 @@ def test_a_file_cannot_name_code_to_run(tmp_path: Path, valid: bytes) -> None:
     said, tensors = parts(valid)
     changed = {**said, "meta": {**said["meta"], "model": "os.path:join"}}  # type: ignore[dict-item]
     assert "--model os.path:join" in one_line(written(tmp_path / "x", changed, tensors))
+
+
+def test_a_file_cannot_have_other_defenses_built(tmp_path: Path, valid: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(spec: str) -> None:
+        raise AssertionError(f"{spec} was built")
+
+    monkeypatch.setattr(DEFENSES, "build", never)
+    said, tensors = parts(valid)
+    for spec in ("noise", "precode:size=4+noise:sigma=1e+3", "none"):
+        changed = {**said, "meta": {**said["meta"], "reshaped": spec}}  # type: ignore[dict-item]
+        assert "does not change the architecture" in one_line(written(tmp_path / "x", changed, tensors))
 
 
 def test_a_file_cannot_start_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,10 +292,13 @@ JSON = st.recursive(
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    field=st.sampled_from(["model", "domain", "threat", "kind", "replies", "batch_size", "recipe", "defense"]),
+    field=st.sampled_from(
+        ["model", "domain", "threat", "kind", "replies", "batch_size", "recipe", "defense", "reshaped"]
+    ),
     value=JSON,
 )
 @example(field="recipe", value={"train_mode": 1})
+@example(field="reshaped", value="precode")
 def test_fuzzed_headers_never_escape_as_another_error(tmp_path: Path, valid: bytes, field: str, value: object) -> None:
     said, tensors = parts(valid)
     meta = {**said["meta"], field: value}  # type: ignore[dict-item]

@@ -113,7 +113,7 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
         parts = [way(_at(point, slice(i, i + plan.chunk)), _at(given, slice(i, i + plan.chunk))) for i in starts]
         if len(parts) == 1:
             return parts[0]
-        gradients = {name: torch.cat([gradient[name] for gradient, _ in parts]) for name in point}
+        gradients = {name: torch.cat([gradient[name] for gradient, _ in parts]) for name in parts[0][0]}
         return gradients, torch.cat([values for _, values in parts])
 
     def precise(point: Params) -> tuple[Params, Tensor]:
@@ -135,7 +135,7 @@ def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
 def _one_by_one(single: Single) -> Batched:
     def loop(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
         results = [single(_at(unknowns, i), _at(given, i)) for i in range(_count(unknowns))]
-        gradients = {name: torch.stack([gradient[name] for gradient, _ in results]) for name in unknowns}
+        gradients = {name: torch.stack([gradient[name] for gradient, _ in results]) for name in results[0][0]}
         return gradients, torch.stack([value for _, value in results])
 
     return loop

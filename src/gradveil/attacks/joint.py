@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.attacks import rules
 from gradveil.core.types import Params
+from gradveil.models import AddsToLoss
 
 
 class UnsupportedError(Exception):
@@ -42,6 +43,8 @@ class SharedNetwork:
     """
 
     def __init__(self, module: nn.Module, sent: Params, *, train_mode: bool) -> None:
+        if any(isinstance(layer, AddsToLoss) for layer in module.modules()):
+            raise UnsupportedError("a layer has a term of its own in the loss")
         self._module = copy.deepcopy(module).train(train_mode)
         self._module.load_state_dict(sent, strict=False)
         _replace_batch_norms(self._module)

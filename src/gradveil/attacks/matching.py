@@ -1,19 +1,19 @@
 """Gradient matching: search for the inputs whose update is nearest to the observed one.
 
-An attack of this family is a composition: labels read or searched, objective, regularisers, search, number of restarts,
-and how an update of several local steps is explained. Restarts are an axis of the batch of problems; the best one is
-chosen by the attack's own objective.
+An attack of this family is a composition: labels read or searched, objective, regularisers, and one or more phases,
+each a search over some prior: pixels, the code of a generator, its weights. Restarts are an axis of the batch of
+problems; the best one is chosen by the attack's own objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vmap
 
 from gradveil.attacks.base import Attack, Reconstruction
 from gradveil.attacks.engine import (
@@ -32,14 +32,15 @@ from gradveil.attacks.explain import Explanation, explained
 from gradveil.attacks.joint import UnsupportedError
 from gradveil.attacks.labels import infer_labels
 from gradveil.attacks.objectives import Objective
-from gradveil.attacks.priors import Pixels
+from gradveil.attacks.population import PopulationSearch, for_population
+from gradveil.attacks.priors import Pixels, Prior
 from gradveil.attacks.problem import Problem
 from gradveil.attacks.regularisers import Regulariser
 from gradveil.attacks.search import Found, Search
 from gradveil.attacks.statistics import StatisticsPrior
 from gradveil.client.local import cross_entropy, mini_batches
-from gradveil.core.progress import Progress
-from gradveil.core.seeding import generator
+from gradveil.core.progress import Progress, Task
+from gradveil.core.seeding import derive, generator
 from gradveil.core.trees import stack
 from gradveil.core.types import Loss, Params
 from gradveil.threat.model import Knowledge
@@ -47,12 +48,37 @@ from gradveil.threat.observation import Observation
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What a phase came to, for all problems: the next phase starts from it."""
+
+    prior: Prior
+    given: Given
+    found: Found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One search: how, and over what. The first phase gets no outcome, each later one that of the phase before."""
+
+    search: Search | PopulationSearch
+    prior: Callable[[Observation, Outcome | None], Prior]
+    regularisers: tuple[tuple[float, Regulariser], ...] = ()
+
+
+def over_pixels(*, free: bool = False) -> Callable[[Observation, Outcome | None], Prior]:
+    """The pixels themselves are searched; ``free`` ones may leave [0, 1] on the way."""
+    return lambda one, _: Pixels(one.domain, next(iter(one.sent.values())).device, free=free)
+
+
+PIXELS = over_pixels()
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A batch of problems that is ready to be stepped: the restarts of each observation one after the other."""
 
-    prior: Pixels
-    labels: Tensor
-    """[observations * restarts, batch size]."""
+    prior: Prior
+    given: Given
     starts: Params
     plan: Plan
     evaluate: Evaluate
@@ -64,13 +90,14 @@ class Matching(Attack):
 
     title: str
     objective: Objective | None
-    search: Search
+    search: Search | PopulationSearch
     restarts: int
     labels: Literal["read", "searched"] = "read"
     """Read off the last layer's gradient before the search, or unknowns of it like the pixels (DLG)."""
-    free: bool = False
-    """Pixels may leave [0, 1] on the way."""
+    prior: Callable[[Observation, Outcome | None], Prior] = PIXELS
     regularisers: tuple[tuple[float, Regulariser], ...] = ()
+    later: tuple[Phase, ...] = ()
+    """Searches after the first; each problem keeps the best of all by its own objective."""
     consensus: float = 0.0
     """Weight of the squared distance of each restart to the mean of all restarts (group consistency)."""
     statistics: float = 0.0
@@ -84,41 +111,70 @@ class Matching(Attack):
     def prior_only(self) -> Attack | None:
         return replace(self, objective=None, statistics=0.0, labels="read", title=f"{self.title} without the update")
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(search=self.search, prior=self.prior, regularisers=self.regularisers), *self.later)
+
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
-        with progress.task(self.title, self.search.iterations * len(seen) * self.restarts, "problem-steps") as task:
-            task.note("choosing how to run")
-            ready = self.prepare(seen, seeds)
-            task.note(str(ready.plan))
-            evaluate = _with_consensus(ready.evaluate, self.restarts, self.consensus)
+        problems = len(seen) * self.restarts
+        total = problems * sum(phase.search.iterations for phase in self.phases)
+        seen = [explained(one, self.explanation) for one in seen]
+        best, outcome = _BestOfPhases(), None
+        with progress.task(self.title, total, "problem-steps") as task:
+            for phase in self.phases:
+                task.note("choosing how to run")
+                ready = self._ready(phase, outcome, seen, seeds)
+                task.note(str(ready.plan))
+                found = self._searched(phase, ready, seen[0], seeds, task)
+                outcome = Outcome(ready.prior, ready.given, found)
+                best.see(outcome, str(ready.plan))
+        return self._best_of_restarts(best)
 
-            def fresh(life: int) -> Params:
-                return self._starts(seen[0], ready.prior, seeds, life)
+    def _searched(self, phase: Phase, ready: Prepared, one: Observation, seeds: Sequence[int], task: Task) -> Found:
+        if isinstance(phase.search, PopulationSearch):
+            drawn = [derive(seed, "population", r) for seed in seeds for r in range(self.restarts)]
+            return phase.search.run(ready.evaluate, ready.starts, drawn, task)
+        evaluate = _with_consensus(ready.evaluate, self.restarts, self.consensus)
 
-            found = self.search.run(evaluate, ready.starts, ready.prior.project, task, fresh)
-        return self._best_of_restarts(found, ready)
+        def fresh(life: int) -> Params:
+            return self._starts(one, ready.prior, seeds, life)
+
+        return phase.search.run(evaluate, ready.starts, ready.prior.project, task, fresh)
 
     def prepare(self, seen: Sequence[Observation], seeds: Sequence[int]) -> Prepared:
         """Everything up to the first step: labels read, restarts drawn, and the way to step them together chosen."""
-        ways, starts, given = self.problems(seen, seeds)
-        plan = plan_for(ways, starts, given, strategy=self.strategy, precision=self.precision)
-        evaluate = bound(plan, ways[plan.way], starts, given)
-        return Prepared(self._prior(seen[0]), given["labels"], starts, plan, evaluate)
+        return self._ready(self.phases[0], None, [explained(one, self.explanation) for one in seen], seeds)
 
     def problems(self, seen: Sequence[Observation], seeds: Sequence[int]) -> tuple[dict[str, Batched], Params, Given]:
         """The ways to run the problems, their starting points and what is given of each, [observations * restarts]."""
-        seen = [explained(one, self.explanation) for one in seen]
-        prior = self._prior(seen[0])
-        starts, given = self._starts(seen[0], prior, seeds, 0), self._given(seen, seeds)
-        return self._ways(seen[0], prior, starts, given), starts, given
+        seen, phase = [explained(one, self.explanation) for one in seen], self.phases[0]
+        prior, starts, given = self._posed(phase, None, seen, seeds)
+        return self._ways(phase, seen[0], prior, starts, given), starts, given
 
-    def _prior(self, one: Observation) -> Pixels:
-        return Pixels(one.domain, next(iter(one.sent.values())).device, free=self.free)
+    def _ready(
+        self, phase: Phase, outcome: Outcome | None, seen: Sequence[Observation], seeds: Sequence[int]
+    ) -> Prepared:
+        prior, starts, given = self._posed(phase, outcome, seen, seeds)
+        points, about = starts, given
+        if isinstance(phase.search, PopulationSearch):
+            points, about = for_population(starts, phase.search.together), for_population(given, phase.search.together)
+        ways = self._ways(phase, seen[0], prior, points, about)
+        plan = plan_for(ways, points, about, strategy=self.strategy, precision=self.precision)
+        return Prepared(prior, given, starts, plan, bound(plan, ways[plan.way], points, about))
 
-    def _starts(self, one: Observation, prior: Pixels, seeds: Sequence[int], life: int) -> Params:
+    def _posed(
+        self, phase: Phase, outcome: Outcome | None, seen: Sequence[Observation], seeds: Sequence[int]
+    ) -> tuple[Prior, Params, Given]:
+        """The problems of a phase: what is searched, from where, and what is given."""
+        prior = phase.prior(seen[0], outcome)
+        given = self._given(seen, seeds) if outcome is None else outcome.given
+        return prior, self._starts(seen[0], prior, seeds, 0), {**given, **prior.given()}
+
+    def _starts(self, one: Observation, prior: Prior, seeds: Sequence[int], life: int) -> Params:
         """Where the restarts of each observation begin their n-th life; each seed alone decides its own."""
-        size, device = one.batch_size or 1, prior.mean.device
+        size, device = one.batch_size or 1, next(iter(one.sent.values())).device
         rngs = [generator(seed, "restart", r, life) for seed in seeds for r in range(self.restarts)]
-        starts = stack([prior.start(size, rng) for rng in rngs])
+        starts = prior.starts(size, rngs)
         if self.labels == "searched":
             drawn = [torch.randn((size, one.domain.classes), generator=rng) for rng in rngs]
             starts["labels"] = torch.stack(drawn).to(device)
@@ -141,20 +197,25 @@ class Matching(Attack):
         given: Given = {"reply": stack([one.reply for one in seen])}
         if self.statistics and one.statistics is not None:
             given["statistics"] = stack([one.statistics or {} for one in seen])
-        return {**_each_repeated(given, self.restarts), "labels": labels}
+        return {**for_population(given, self.restarts), "labels": labels}
 
-    def _ways(self, one: Observation, prior: Pixels, starts: Params, given: Given) -> dict[str, Batched]:
+    def _ways(self, phase: Phase, one: Observation, prior: Prior, starts: Params, given: Given) -> dict[str, Batched]:
         """Every way to run the problems; the joint one only where it gives what double backward gives."""
         alike = StatisticsPrior(one) if "statistics" in given else None
 
         def penalty(unknowns: Params, about: Given) -> Tensor:
-            inputs = prior.decode(unknowns)
-            costs = [inputs.sum() * 0, *(weight * rule(inputs) for weight, rule in self.regularisers)]
+            inputs, own = prior.decode(unknowns, about), prior.cost(unknowns)
+            costs = [inputs.sum() * 0, *(weight * rule(inputs) for weight, rule in phase.regularisers)]
+            if own is not None:
+                costs.append(own)
             if alike is not None:
                 costs.append(self.statistics * alike(inputs, about["statistics"]))
             return torch.stack(costs).sum()
 
+        valued = isinstance(phase.search, PopulationSearch)
         if self.objective is None:
+            if valued:
+                return {"vmap value": lambda unknowns, about: ({}, vmap(penalty)(unknowns, about))}
             return ways_of({"reverse": lambda unknowns, about: grad_and_value(penalty)(unknowns, about)}, None)
         problem = Problem(
             seen=one,
@@ -165,35 +226,56 @@ class Matching(Attack):
             penalty=penalty,
             mixed=self.explanation == "surrogate",
         )
-        singles = problem.singles()
+        singles = problem.values() if valued else problem.singles()
+        plain = ways_of(singles, None)
         try:
-            together = problem.joint()
-            trusted = agree(together, ways_of(singles, None)["loop reverse"], starts, given)
+            together = problem.joint_values() if valued else problem.joint()
+            trusted = agree(together, plain[f"loop {list(singles)[-1]}"], starts, given)
         except UnsupportedError:
-            return ways_of(singles, None)
+            return plain
         return ways_of(singles, together if trusted else None)
 
-    def _best_of_restarts(self, found: Found, ready: Prepared) -> list[Reconstruction]:
-        objectives = found.objectives.view(-1, self.restarts)
+    def _best_of_restarts(self, best: _BestOfPhases) -> list[Reconstruction]:
+        objectives = best.objectives.view(-1, self.restarts)
         chosen = objectives.argmin(dim=1) + torch.arange(len(objectives), device=objectives.device) * self.restarts
-        best = {name: tensor[chosen] for name, tensor in found.unknowns.items()}
-        inputs = ready.prior.decode(best).nan_to_num(0.5).clamp(0, 1).cpu()
-        labels = (best["labels"].argmax(dim=-1) if self.labels == "searched" else ready.labels[chosen]).cpu()
-        traces = found.trace[:, chosen].T.tolist()
+        inputs = best.inputs[chosen].nan_to_num(0.5).clamp(0, 1).cpu()
+        labels = best.labels[chosen].cpu()
+        traces = best.trace[:, chosen].T.tolist()
         return [
             Reconstruction(
                 inputs=inputs[i],
                 labels=labels[i],
                 objective=min(row),
                 objectives=tuple(row),
-                steps=found.steps,
+                steps=best.steps,
                 trace=tuple(traces[i]),
-                stopped=found.stopped[int(chosen[i])],
-                problem_steps=found.steps[-1] * self.restarts,
-                strategy=str(ready.plan),
+                stopped=best.stopped[int(chosen[i])],
+                problem_steps=best.steps[-1] * self.restarts,
+                strategy=best.strategy,
             )
             for i, row in enumerate(objectives.tolist())
         ]
+
+
+class _BestOfPhases:
+    """For each problem the picture of the phase with the lowest objective; the trace runs through all phases."""
+
+    def see(self, outcome: Outcome, strategy: str) -> None:
+        found = outcome.found
+        inputs = vmap(outcome.prior.decode)(found.unknowns, outcome.given)
+        searched = found.unknowns.get("labels")
+        labels = outcome.given["labels"] if searched is None else searched.argmax(dim=-1)
+        if not hasattr(self, "inputs"):
+            self.inputs, self.labels, self.objectives, self.stopped = inputs, labels, found.objectives, found.stopped
+            self.steps, self.trace, self.strategy = found.steps, found.trace, strategy
+            return
+        better = found.objectives < self.objectives
+        self.inputs = torch.where(better.view(-1, 1, 1, 1, 1), inputs, self.inputs)
+        self.labels = torch.where(better.view(-1, 1), labels, self.labels)
+        self.objectives = torch.where(better, found.objectives, self.objectives)
+        self.stopped = tuple(b if use else a for a, b, use in zip(self.stopped, found.stopped, better, strict=True))
+        self.steps += tuple(self.steps[-1] + step for step in found.steps)
+        self.trace, self.strategy = torch.cat([self.trace, found.trace]), f"{self.strategy}; {strategy}"
 
 
 def _read(_unknowns: Params, given: Given) -> Tensor:
@@ -223,8 +305,3 @@ def _with_consensus(evaluate: Evaluate, restarts: int, weight: float) -> Evaluat
         return {**gradients, "pixels": gradients["pixels"] + 2 * weight * away}, values + cost
 
     return pulled
-
-
-def _each_repeated(tree: Given, times: int) -> Given:
-    repeated: Given = torch.utils._pytree.tree_map(lambda t: t.repeat_interleave(times, dim=0), tree)
-    return repeated

@@ -8,7 +8,7 @@ from gradveil.attacks.base import ATTACKS, Attack, Budget
 from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.explain import Explanation
 from gradveil.attacks.lbfgs import LBFGS
-from gradveil.attacks.matching import Matching
+from gradveil.attacks.matching import Matching, over_pixels
 from gradveil.attacks.objectives import Cosine, Squared
 from gradveil.attacks.regularisers import energy, total_variation
 from gradveil.attacks.search import Adam
@@ -140,7 +140,7 @@ def sme(
 def _deep_leakage(title: str, iterations: int, restarts: int, history: int) -> Matching:
     """What DLG and iDLG share: squared matching of free pixels by L-BFGS."""
     search = LBFGS(iterations=iterations, history=history, restarts=restarts)
-    return Matching(title=title, objective=Squared(), search=search, restarts=restarts, free=True)
+    return Matching(title=title, objective=Squared(), search=search, restarts=restarts, prior=over_pixels(free=True))
 
 
 def _longer(budget: Budget) -> int:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from gradveil.attacks.engine import Given
 from gradveil.core.types import Domain, Params
 
 
 class Prior(Protocol):
-    """The unknowns of one problem: where they start, what they decode to, and their valid set."""
+    """The unknowns of a problem: where they start, what they decode to, how likely they are, and their valid set."""
 
-    def start(self, batch_size: int, rng: torch.Generator) -> Params: ...
+    def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:
+        """Starting points [N, ...] of N problems; each generator alone decides its own."""
 
-    def decode(self, unknowns: Params) -> Tensor: ...
+    def given(self) -> Given:
+        """What this prior adds to what is given of each problem, [N, ...]."""
 
-    def project(self, unknowns: Params) -> Params: ...
+    def decode(self, unknowns: Params, given: Given) -> Tensor:
+        """The inputs [B, C, H, W] of one problem; what is given of it may help, such as its labels."""
+
+    def cost(self, unknowns: Params) -> Tensor | None:
+        """What these unknowns cost by themselves, a scalar; None for nothing."""
+
+    def project(self, unknowns: Params) -> Params:
+        """Unknowns [N, ...] of all problems, brought back into their valid set."""
 
 
 class Pixels:
@@ -32,14 +43,17 @@ class Pixels:
         self.mean = torch.tensor(mean, device=device).view(-1, 1, 1)
         self.std = torch.tensor(std, device=device).view(-1, 1, 1)
 
-    def start(self, batch_size: int, rng: torch.Generator) -> Params:
-        """Independent N(0, 1) entries, drawn on the CPU so that a seed means the same picture on every device."""
-        drawn = torch.randn((batch_size, *self.domain.shape), generator=rng)
-        return {"pixels": drawn.to(self.mean.device)}
+    def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:
+        return {"pixels": gaussian(rngs, (batch_size, *self.domain.shape)).to(self.mean.device)}
 
-    def decode(self, unknowns: Params) -> Tensor:
-        """[..., C, H, W] of inputs."""
+    def given(self) -> Given:
+        return {}
+
+    def decode(self, unknowns: Params, given: Given) -> Tensor:  # noqa: ARG002
         return self.mean + self.std * unknowns["pixels"]
+
+    def cost(self, unknowns: Params) -> Tensor | None:  # noqa: ARG002
+        return None
 
     def project(self, unknowns: Params) -> Params:
         """The nearest unknowns that decode into [0, 1]; those that are not pixels as they are."""
@@ -47,3 +61,8 @@ class Pixels:
             return unknowns
         low, high = -self.mean / self.std, (1 - self.mean) / self.std
         return {**unknowns, "pixels": unknowns["pixels"].clamp(low, high)}
+
+
+def gaussian(rngs: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
+    """Independent N(0, 1) entries [N, *shape], drawn on the CPU so that a seed means the same on every device."""
+    return torch.stack([torch.randn(shape, generator=rng) for rng in rngs])

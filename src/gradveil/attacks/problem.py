@@ -42,26 +42,37 @@ class Problem:
         """The client's recipe as the adversary knows or assumes it."""
         return self.seen.recipe or Recipe(sends=self.seen.kind)
 
+    def value(self) -> Callable[[Params, Given], Tensor]:
+        """The objective of one problem: run the local step on the candidate, and compare the updates."""
+        model, sent = Functional(self.seen.module, train_mode=self.recipe.train_mode), self.seen.sent
+
+        def value(unknowns: Params, given: Given) -> Tensor:
+            inputs, targets = self.prior.decode(unknowns, given), self.targets(unknowns, given)
+            start = between(sent, given["reply"], self.recipe.lr, unknowns["mix"]) if self.mixed else sent
+            update = local_update(model, self.loss, start, inputs, targets, self.recipe)
+            return self.objective(update, given["reply"]) + self.penalty(unknowns, given)
+
+        return value
+
+    def values(self) -> dict[str, Single]:
+        """The objective of one problem without any slope in the unknowns."""
+        value = self.value()
+        return {"value": lambda unknowns, given: ({}, value(unknowns, given))}
+
     def singles(self) -> dict[str, Single]:
         """Equal ways to derive one problem, by name. Forward over reverse needs that the update is one gradient."""
         model = Functional(self.seen.module, train_mode=self.recipe.train_mode)
-        sent = self.seen.sent
+        sent, value = self.seen.sent, self.value()
 
         def reverse(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
-            def value(u: Params) -> Tensor:
-                inputs, targets = self.prior.decode(u), self.targets(u, given)
-                start = between(sent, given["reply"], self.recipe.lr, u["mix"]) if self.mixed else sent
-                update = local_update(model, self.loss, start, inputs, targets, self.recipe)
-                return self.objective(update, given["reply"]) + self.penalty(u, given)
-
-            gradient, found = grad_and_value(value)(unknowns)
+            gradient, found = grad_and_value(value)(unknowns, given)
             return gradient, found
 
         def forward(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
             """The slope of the objective is how the slope of the loss in the unknowns changes along v = dD/dG."""
 
             def loss(params: Params, u: Params) -> Tensor:
-                return model.loss(self.loss, params, self.prior.decode(u), self.targets(u, given))
+                return model.loss(self.loss, params, self.prior.decode(u, given), self.targets(u, given))
 
             direction, value = grad_and_value(self.objective)(grad(loss)(sent, unknowns), given["reply"])
             slope = jvp(lambda params: grad(loss, argnums=1)(params, unknowns), (sent,), (direction,))[1]
@@ -80,17 +91,39 @@ class Problem:
             exact = map_each(lambda gradient, like: gradient.to(like.dtype), gradients, observed)
             return self.objective.slopes(exact, observed)
 
-    def joint(self) -> Batched:
-        """All problems in one batch through the shared weights; raises UnsupportedError where the model forbids it."""
+    def _shared(self) -> joint.SharedNetwork:
+        """The network that all problems go through; raises UnsupportedError where they cannot share one."""
         if not self._one_gradient():
             raise joint.UnsupportedError("each problem trains its own weights")
-        network = joint.SharedNetwork(self.seen.module, self.seen.sent, train_mode=self.recipe.train_mode)
+        return joint.SharedNetwork(self.seen.module, self.seen.sent, train_mode=self.recipe.train_mode)
+
+    def joint_values(self) -> Batched:
+        """The objectives of all problems in one batch, without any slope in the unknowns."""
+        network = self._shared()
+
+        def evaluate(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
+            problems = len(next(iter(unknowns.values())))
+            with torch.no_grad():
+                inputs, targets = vmap(self.prior.decode)(unknowns, given), vmap(self.targets)(unknowns, given)
+            with torch.enable_grad():
+                outputs, calls = network(inputs.requires_grad_())
+                losses = vmap(self.loss)(outputs, targets)
+                slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
+            with torch.no_grad():
+                _, values = self._compared(joint.gradients(calls, slopes, problems), given["reply"])
+                return {}, values + vmap(self.penalty)(unknowns, given)
+
+        return evaluate
+
+    def joint(self) -> Batched:
+        """All problems in one batch through the shared weights; raises UnsupportedError where the model forbids it."""
+        network = self._shared()
 
         def evaluate(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
             problems = len(next(iter(unknowns.values())))
             with torch.enable_grad():
                 leaves = {name: tensor.detach().requires_grad_() for name, tensor in unknowns.items()}
-                outputs, calls = network(vmap(self.prior.decode)(leaves))
+                outputs, calls = network(vmap(self.prior.decode)(leaves, given))
                 losses = vmap(self.loss)(outputs, vmap(self.targets)(leaves, given))
                 slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls], create_graph=True)
                 with torch.no_grad():

@@ -14,6 +14,7 @@ from gradveil.attacks import ATTACKS
 from gradveil.core.registry import Registry
 from gradveil.data import DATASETS
 from gradveil.defenses import DEFENSES
+from gradveil.generators import GENERATORS
 from gradveil.models import MODELS
 from gradveil.threat import THREATS
 
@@ -26,17 +27,19 @@ class Kind(StrEnum):
     ATTACKS = "attacks"
     DEFENSES = "defenses"
     MODELS = "models"
+    GENERATORS = "generators"
     DATA = "data"
     ASSETS = "assets"
     THREATS = "threats"
 
 
 def show(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List attacks, defenses, models, data sets, assets or threat models."""
+    """List attacks, defenses, models, generators, data sets, assets or threat models."""
     registries: dict[Kind, Registry[Any]] = {
         Kind.ATTACKS: ATTACKS,
         Kind.DEFENSES: DEFENSES,
         Kind.MODELS: MODELS,
+        Kind.GENERATORS: GENERATORS,
         Kind.DATA: DATASETS,
     }
     if kind in registries:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from gradveil import __version__
-from gradveil.cli import assets, attack, audit, bench, listing
+from gradveil.cli import assets, attack, audit, bench, generator, listing
 from gradveil.core.errors import GradveilError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command("attack")(attack.attack)
 app.command("list")(listing.show)
 app.add_typer(assets.app, name="assets")
 app.add_typer(bench.app, name="bench")
+app.add_typer(generator.app, name="generator")
 
 
 def _version(wanted: bool) -> None:

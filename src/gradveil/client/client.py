@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from gradveil.client.local import cross_entropy, local_update
+from gradveil.client.local import Taken, cross_entropy, local_update
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
@@ -59,10 +59,10 @@ class Client:
         )
         defense = self.defense.prepared(start)
 
-        def defended(gradient: Params, at: Params, examples: slice, number: int, model: Functional) -> Params:
-            part, index = local.take(examples), places[examples]
-            step = replace(start, model=model, params=at, batch=part, index=index, number=number)
-            return defense.on_gradient(gradient, step)
+        def defended(gradient: Params, taken: Taken) -> Params:
+            part, index = local.take(taken.examples), places[taken.examples]
+            about = {"model": taken.model, "params": taken.params, "number": taken.number, "value": taken.value}
+            return defense.on_gradient(gradient, replace(start, batch=part, index=index, **about))  # type: ignore[arg-type]
 
         update = local_update(
             self.model,

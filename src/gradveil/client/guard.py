@@ -71,6 +71,7 @@ class Guard:
         self._targets: list[Tensor] = []
         self._function: Functional | None = None
         self._replaced: Params = {}
+        self._value: Tensor | None = None
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             optimizer.register_step_pre_hook(self._before_step),
@@ -84,6 +85,7 @@ class Guard:
                 total = total + layer.taken()
         if outputs.requires_grad:
             self._targets.append(targets.detach())
+            self._value = total.detach()
         return total
 
     def new_round(self) -> None:
@@ -172,6 +174,7 @@ class Guard:
             lr=float(self._optimizer.param_groups[0]["lr"]),
             rng=self._rng,
             log=self.log,
+            value=self._value if len(inputs) == 1 else None,
         )
 
 

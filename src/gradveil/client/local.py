@@ -7,17 +7,30 @@ two can never disagree about what a local run is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad_and_value
 
 from gradveil.core.trees import map_each, scaled, subtract
 from gradveil.core.types import Loss, Params, Recipe
 from gradveil.models.functional import Functional
 
-Filter = Callable[[Params, Params, slice, int, Functional], Params]
-"""(gradient, parameters, which examples, step number from 1, model) -> the gradient the optimiser takes instead."""
+
+@dataclass(frozen=True)
+class Taken:
+    """One local step: where it was taken, on which examples, the how manieth from 1, by what model, at what loss."""
+
+    params: Params
+    examples: slice
+    number: int
+    model: Functional
+    value: Tensor
+
+
+Filter = Callable[[Params, Taken], Params]
+"""(gradient, step) -> the gradient the optimiser takes instead."""
 
 
 def local_update(
@@ -37,16 +50,18 @@ def local_update(
     their order in every epoch. Differentiable in parameters, inputs and targets, and safe under ``torch.func``.
     """
 
-    def gradient(used: Functional, at: Params, examples: slice) -> Params:
-        found: Params = grad(lambda p: used.loss(loss, p, inputs[examples], targets[examples]))(at)
+    def gradient(used: Functional, at: Params, examples: slice) -> tuple[Params, Tensor]:
+        found: tuple[Params, Tensor] = grad_and_value(
+            lambda p: used.loss(loss, p, inputs[examples], targets[examples])
+        )(at)
         return found
 
     current, velocity = params, None
     for number, examples in enumerate(mini_batches(len(inputs), recipe), start=1):
         used = model if on_forward is None else on_forward(model, len(inputs[examples]))
-        step = gradient(used, current, examples)
+        step, value = gradient(used, current, examples)
         if on_gradient is not None:
-            step = on_gradient(step, current, examples, number, used)
+            step = on_gradient(step, Taken(current, examples, number, used, value))
         if recipe.sends == "gradient":
             return step
         if recipe.weight_decay:

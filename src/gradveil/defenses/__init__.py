@@ -1,6 +1,18 @@
 """Defenses, one per file. Importing this package registers all of them."""
 
-from gradveil.defenses import noise as _noise  # noqa: F401  (registers)
+from gradveil.defenses import (  # noqa: F401  (each registers its own)
+    ats,
+    censor,
+    clip,
+    dcs2,
+    dp,
+    graddefense,
+    noise,
+    outpost,
+    precode,
+    soteria,
+    sparsify,
+)
 from gradveil.defenses.base import Defense, Log, Step, Transform
 from gradveil.defenses.chain import Chain
 from gradveil.defenses.registry import DEFENSES

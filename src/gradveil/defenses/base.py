@@ -57,6 +57,8 @@ class Step:
     lr: float
     rng: torch.Generator
     log: Log = field(default_factory=Log)
+    value: Tensor | None = None
+    """The loss at ``params`` on ``batch``, where computing the gradient gave it anyway."""
 
     def loss_at(self, params: Params, batch: Batch | None = None) -> Tensor:
         """The mean loss at other parameters, on this step's batch or on other examples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gradveil.core.registry import Registry
+from gradveil.core.registry import Registry, split_spec
 from gradveil.defenses.base import Defense
 from gradveil.defenses.chain import Chain
 
@@ -16,17 +16,25 @@ _LINK = re.compile(r"\s*\+\s*(?=[a-z])")
 class DefenseRegistry(Registry[Defense]):
     """A registry whose specs may be chains."""
 
+    def links(self, spec: str) -> list[str]:
+        """The specs that a chain is made of."""
+        return _LINK.split(spec.strip())
+
     def build(self, spec: str, *context: Any) -> Defense:
-        parts = [super(DefenseRegistry, self).build(part, *context) for part in _LINK.split(spec)]
+        parts = [super(DefenseRegistry, self).build(link, *context) for link in self.links(spec)]
         return parts[0] if len(parts) == 1 else Chain(parts)
 
     def canonical(self, spec: str) -> str:
-        return "+".join(super(DefenseRegistry, self).canonical(part) for part in _LINK.split(spec))
+        return "+".join(super(DefenseRegistry, self).canonical(link) for link in self.links(spec))
 
     def reshaping(self, spec: str) -> str | None:
         """Those links of a chain that change the architecture: what both sides must know to build the model."""
-        links = [part for part in _LINK.split(spec) if super(DefenseRegistry, self).build(part).reshapes]
-        return "+".join(super(DefenseRegistry, self).canonical(part) for part in links) or None
+        reshape = [link for link in self.links(spec) if self.reshapes(link)]
+        return "+".join(super(DefenseRegistry, self).canonical(link) for link in reshape) or None
+
+    def reshapes(self, link: str) -> bool:
+        """Whether one defense changes the architecture: known without building it."""
+        return bool(getattr(self.get(split_spec(link)[0]), "reshapes", False))
 
 
 DEFENSES = DefenseRegistry("defense")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +27,8 @@ class Generator(nn.Module, ABC):
     classes: int | None
     """How many classes it can be asked for; None where it cannot be asked."""
     stages: tuple[str, ...]
+    card: Mapping[str, Any] = MappingProxyType({})
+    """What the weights were trained on and how, where the file says so."""
 
     @abstractmethod
     def stage(self, name: str, features: Tensor, wanted: Tensor | None) -> Tensor:
@@ -32,6 +37,19 @@ class Generator(nn.Module, ABC):
     def decode(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
         """Images [n, C, H, W] in [0, 1] for codes [n, latent], and labels [n] where there are classes."""
         return self.onward(z, self.stages[0], labels)
+
+    def codes(self, count: int, rng: torch.Generator) -> Tensor:
+        """Codes [count, latent] as the generator expects them, drawn on the device of ``rng``."""
+        return torch.randn(count, self.latent, generator=rng, device=rng.device)
+
+    def carried(self, name: str) -> int:
+        """How many leading entries of the features that enter a stage only pass through it, for use by later ones too.
+
+        None, unless every stage reads the code: then features are flat, [n, carried + rest], and a search may treat the
+        two parts differently.
+        """
+        self._place(name)
+        return 0
 
     def forward(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
         return self.decode(z, labels)
@@ -43,6 +61,10 @@ class Generator(nn.Module, ABC):
     def until(self, z: Tensor, stop: str, labels: Tensor | None = None) -> Tensor:
         """The features that enter the stage ``stop``."""
         return self._run(z, self.stages[: self._place(stop)], labels)
+
+    def between(self, features: Tensor, start: str, stop: str, labels: Tensor | None = None) -> Tensor:
+        """The features that enter the stage ``stop``, from those that enter the stage ``start``."""
+        return self._run(features, self.stages[self._place(start) : self._place(stop)], labels)
 
     def _run(self, features: Tensor, stages: tuple[str, ...], labels: Tensor | None) -> Tensor:
         wanted = self._wanted(labels, len(features), features)

@@ -23,9 +23,8 @@ def save_generator(path: Path, model: DCGAN, card: Mapping[str, Any]) -> None:
     write_tensors(path, KIND, tensors, {"architecture": "dcgan", "options": model.options, "card": dict(card)})
 
 
-def load_generator(path: Path) -> tuple[DCGAN, dict[str, Any]]:
-    """The generator of a file in eval mode, and its card. Shapes are compared before anything is loaded."""
-    built: list[DCGAN] = []
+def load_generator(path: Path) -> DCGAN:
+    """The generator of a file in eval mode, with its card. Shapes are compared before anything is loaded."""
 
     def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
         options = _options(path, meta)
@@ -34,12 +33,13 @@ def load_generator(path: Path) -> tuple[DCGAN, dict[str, Any]]:
         for name in sorted(wanted.keys() | shapes.keys()):
             if wanted.get(name) != shapes.get(name):
                 raise BadFileError(f"{path}: tensor {name!r} does not fit the architecture that its header names")
-        built.append(DCGAN(**options))
 
     tensors, meta = read_tensors(path, KIND, check=check)
-    model = built[0]
-    model.load_state_dict({name: tensor.to(model.state_dict()[name].dtype) for name, tensor in tensors.items()})
-    return model.eval().requires_grad_(False), dict(meta.get("card") or {})
+    model = DCGAN(**meta["options"])
+    model.load_state_dict(tensors)
+    card = meta.get("card")
+    model.card = card if isinstance(card, dict) else {}
+    return model.eval().requires_grad_(False)
 
 
 def _halved(name: str, tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ class Trainer:
         self.images, self.labels, self.schedule = images, labels, schedule
         self.model = model.to(images.device).train()
         with isolated(schedule.seed, "critic"):
-            self.critic = Critic(model.shape, model.classes).to(images.device)
+            self.critic = Critic(model.shape, model.classes, model.options["features"]).to(images.device)
         self.average = copy.deepcopy(self.model)
         on_gpu = images.is_cuda
         self.rate = torch.tensor(schedule.lr, device=images.device)
@@ -126,24 +127,29 @@ class Trainer:
         self.up.step()
         self.apart.copy_(apart.detach())
 
-    def run(self, progress: Progress = SILENT, each: Callable[[Trainer], None] | None = None) -> DCGAN:
-        """Train to the end of the schedule, calling ``each`` now and then, and return the average, ready to draw."""
+    def run(
+        self,
+        progress: Progress = SILENT,
+        each: Callable[[Trainer], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Train to the end of the schedule; ``each`` is called at every tenth, ``stop`` asked before each step."""
         step = self._captured() if self.images.is_cuda else self.iteration
         total = self.schedule.steps
         with progress.task("training the generator", total, "steps") as task:
             task.advance(self.done)
-            while self.done < total:
+            while self.done < total and not stop():
                 self.rate.fill_(self.schedule.lr * min(1.0, 2 * (total - self.done) / total))
                 step(self.draws(self.done))
                 self.done += 1
                 task.advance()
-                if each is not None and (self.done % max(1, total // 10) == 0):
+                if 10 * self.done // total > 10 * (self.done - 1) // total:
                     task.note(f"critic tells them apart by {float(self.apart):.2f}")
-                    each(self)
-        return self.result()
+                    if each is not None:
+                        each(self)
 
-    def result(self) -> DCGAN:
-        """The averaged generator in eval mode, its norms set to the statistics of what it draws itself."""
+    def result(self, batches: int = 50) -> DCGAN:
+        """The averaged generator in eval mode, its norms set to the statistics of so many batches of its own draws."""
         settled = copy.deepcopy(self.average).train()
         norms = [layer for layer in settled.modules() if isinstance(layer, torch.nn.BatchNorm1d)]
         for layer in norms:
@@ -151,7 +157,7 @@ class Trainer:
             layer.momentum = None  # the plain mean over all batches
         rng = seeded(self.schedule.seed, "statistics", device=self.images.device)
         with torch.no_grad():
-            for _ in range(50):
+            for _ in range(batches):
                 labels = torch.randint(settled.classes or 1, (256,), generator=rng, device=self.images.device)
                 codes = torch.randn((256, settled.latent), generator=rng, device=self.images.device)
                 settled.decode(codes, labels)
@@ -191,16 +197,30 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """A checkpoint from which :meth:`load` goes on to the same result."""
-        meta = {"done": self.done, "schedule": asdict(self.schedule), "options": self.model.options}
-        write_tensors(path, KIND, self._state(), meta)
+        write_tensors(path, KIND, self._state(), {"done": self.done, **self._identity()})
 
     def load(self, path: Path) -> None:
-        tensors, meta = read_tensors(path, KIND)
-        if meta.get("schedule") != asdict(self.schedule) or meta.get("options") != self.model.options:
-            raise BadFileError(f"{path} is of another training: give the same options, or another file")
-        if not self._state().keys() <= tensors.keys():
-            raise BadFileError(f"{path} lacks a part of the training: delete it and start again")
-        self.iteration(self.draws(0))  # makes the optimisers' state, which the next lines overwrite
-        for name, tensor in self._state().items():
+        """Go on where a checkpoint of the same training on the same data was written."""
+        self.iteration(self.draws(0))  # makes the optimisers' state, which the last lines overwrite
+        state = self._state()
+
+        def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+            if any(meta.get(key) != value for key, value in self._identity().items()):
+                raise BadFileError(f"{path} is of another training: give the same data and options, or another file")
+            if shapes != {name: tuple(tensor.shape) for name, tensor in state.items()}:
+                raise BadFileError(f"{path} lacks a part of the training: delete it and start again")
+            if type(meta.get("done")) is not int or not 0 <= meta["done"] <= self.schedule.steps:
+                raise BadFileError(f"{path} does not say how far the training came: delete it and start again")
+
+        tensors, meta = read_tensors(path, KIND, check=check)
+        for name, tensor in state.items():
             tensor.copy_(tensors[name])
-        self.done = int(meta["done"])
+        self.done = meta["done"]
+
+    def _identity(self) -> dict[str, Any]:
+        """What two trainings must share to come to the same result; sums stand for the data."""
+        places = torch.arange(len(self.labels), device=self.labels.device)
+        sums = [int(self.images.sum(dtype=torch.int64)), int((self.labels * places).sum())]
+        return {
+            "schedule": asdict(self.schedule), "options": self.model.options, "data": [*self.images.shape, *sums],
+        }  # fmt: skip

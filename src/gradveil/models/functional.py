@@ -19,6 +19,10 @@ class AddsToLoss(nn.Module):
 
     term: Tensor | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Copies leave the term of the last forward pass behind: a tensor inside a graph cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "term"}
+
     def taken(self) -> Tensor:
         """The term of the last forward pass, let go so that it outlives no transform."""
         term, self.term = self.term, None

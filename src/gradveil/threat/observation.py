@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.defenses import DEFENSES
 from gradveil.models import batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
 
@@ -34,6 +35,8 @@ class Observation:
     defense: str | None = None
     statistics: Params | None = None
     """Mean and variance of the private batch at every batch norm."""
+    reshaped: str | None = None
+    """The spec of the defenses that changed the architecture: as public as the model, whatever else is known."""
 
     def to(self, device: torch.device | str) -> Observation:
         """The same observation with its tensors on another device."""
@@ -70,6 +73,7 @@ def observe(
         recipe=recipe if Knowledge.RECIPE in knows else None,
         defense=defense if Knowledge.DEFENSE in knows else None,
         statistics=_statistics(module, sent, batch) if Knowledge.STATISTICS in knows else None,
+        reshaped=DEFENSES.reshaping(defense),
     )
 
 

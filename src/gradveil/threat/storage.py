@@ -1,11 +1,13 @@
 """Observations on disk: one file holds one broadcast and any number of replies to it.
 
-A file from outside names its architecture by a registry spec, never by code: a user's own architecture must be given by
-the user. Shapes are compared with the architecture before any tensor is loaded.
+A file from outside names its architecture by registry specs, that of the model and those of the defenses that reshaped
+it, never by code: a user's own model must be given by the user. Shapes are compared with the architecture before any
+tensor is loaded.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,7 @@ from gradveil.core.registry import split_spec
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import stack
 from gradveil.core.types import Domain, Params, Recipe
+from gradveil.defenses import DEFENSES
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
 
@@ -50,22 +53,23 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
         "batch_size": first.batch_size,
         "recipe": None if first.recipe is None else asdict(first.recipe),
         "defense": first.defense,
+        "reshaped": first.reshaped,
     }
     write_tensors(path, KIND, tensors, meta)
 
 
 def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Observation]:
-    """Read a file of observations. ``module`` is the architecture where the file names a user's own code."""
+    """Read a file of observations.
+
+    Where the file names a user's own code, ``module`` is the model as that builds it, before any defense reshaped it.
+    """
     built: list[nn.Module] = []
 
     def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-        if module is None:
-            with torch.device("meta"):  # shapes alone: a hostile header cannot make us allocate
-                _check_shapes(path, meta, shapes, _architecture(path, meta))
-            built.append(_architecture(path, meta))
-        else:
-            _check_shapes(path, meta, shapes, module)
-            built.append(module)
+        with torch.device("meta"):  # shapes alone: a hostile header cannot make us allocate
+            model = _model(path, meta) if module is None else copy.deepcopy(module).to("meta")
+            _check_shapes(path, meta, shapes, _reshaped(path, meta, model))
+        built.append(_reshaped(path, meta, _model(path, meta) if module is None else module))
 
     tensors, meta = read_tensors(path, KIND, check=check)
     architecture = built[0]
@@ -84,8 +88,8 @@ def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Ob
     ]
 
 
-def _architecture(path: Path, meta: dict[str, Any]) -> nn.Module:
-    """The module that the header names; its parameters do not matter, those of the file do."""
+def _model(path: Path, meta: dict[str, Any]) -> nn.Module:
+    """The model that the header names; its parameters do not matter, those of the file do."""
     spec, domain = _header(path, meta)["model"], read_domain(path, meta)
     if models.is_import_path(spec):
         raise BadFileError(f"{path} is of the model {spec!r}, whose code is yours to give: add --model {spec}")
@@ -93,6 +97,15 @@ def _architecture(path: Path, meta: dict[str, Any]) -> nn.Module:
         return models.build(_without_weights(spec), domain, seed=0)
     except GradveilError as error:
         raise BadFileError(f"{path}: its header names a model that cannot be: {error}") from None
+
+
+def _reshaped(path: Path, meta: dict[str, Any], model: nn.Module) -> nn.Module:
+    """The architecture that the defenses in the header make of the model."""
+    spec = _header(path, meta)["reshaped"]
+    try:
+        return model if spec is None else DEFENSES.build(spec).on_model(model)
+    except GradveilError as error:
+        raise BadFileError(f"{path}: its header names an architecture that cannot be: {error}") from None
 
 
 def _without_weights(spec: str) -> str:
@@ -109,12 +122,13 @@ def _without_weights(spec: str) -> str:
 def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """The fields of an Observation that the header gives, each checked."""
     model, kind, size, defense = (meta.get(key) for key in ("model", "kind", "batch_size", "defense"))
-    recipe = meta.get("recipe")
+    recipe, reshaped = meta.get("recipe"), meta.get("reshaped")
     problems = [
         (isinstance(model, str) and len(model) <= 200, "model"),
         (kind in ("gradient", "delta"), "kind"),
         (size is None or (type(size) is int and 1 <= size <= 2**20), "batch_size"),
         (defense is None or (isinstance(defense, str) and len(defense) <= 500), "defense"),
+        (reshaped is None or (isinstance(reshaped, str) and len(reshaped) <= 200), "reshaped"),
         (recipe is None or isinstance(recipe, dict), "recipe"),
         (isinstance(meta.get("threat"), str), "threat"),
         (type(meta.get("replies")) is int and meta["replies"] >= 1, "replies"),
@@ -131,9 +145,19 @@ def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
             "domain": read_domain(path, meta),
             "threat": threat_model(meta["threat"]).name,
             "recipe": None if recipe is None else Recipe(**recipe),
+            "reshaped": None if reshaped is None else _only_reshaping(reshaped),
         }
     except (TypeError, GradveilError) as error:
         raise BadFileError(f"{path}: its header is impossible: {error}") from None
+
+
+def _only_reshaping(spec: str) -> str:
+    """The spec in its one spelling if all its links change the architecture: no other defense is even built."""
+    known = DEFENSES.canonical(spec)
+    for link in DEFENSES.links(known):
+        if not DEFENSES.reshapes(link):
+            raise GradveilError(f"'reshaped' names {link!r}, a defense that does not change the architecture")
+    return known
 
 
 def read_domain(path: Path, meta: dict[str, Any]) -> Domain:

@@ -1,0 +1,162 @@
+"""TuRBO-1 (Eriksson et al. 2019) on botorch: Bayesian optimisation inside a trust region that grows and shrinks.
+
+One Gaussian process is fitted for all problems together, as a batch of independent ones. A problem whose region has
+shrunk to nothing starts with a full one around its best point and keeps what it has learnt.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.engine import Evaluate
+from gradveil.attacks.population import Kept, PopulationSearch
+from gradveil.attacks.search import Found
+from gradveil.core.errors import NotAvailableError
+from gradveil.core.progress import Task
+from gradveil.core.seeding import generator
+from gradveil.core.types import Params
+
+_LONGEST, _SHORTEST, _FIRST = 1.6, 0.5**7, 0.8
+_SUCCESSES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuRBO(PopulationSearch):
+    """Entries of the code between -``box`` and ``box``; ``together`` points a round, after ``initial`` random ones."""
+
+    together: int = 10
+    initial: int = 256
+    box: float = 2.0
+    remembered: int = 512
+    """The process is fitted to so many of the points, the best ones."""
+    refit: int = 5
+    """Length scales are learnt anew every so many rounds."""
+    candidates: int = 512
+
+    def run(self, evaluate: Evaluate, start: Params, seeds: Sequence[int], task: Task) -> Found:
+        _botorch()
+        begin = start["code"]
+        kept, region = Kept(begin, self.iterations), _Regions(len(begin), begin[0].numel(), begin.device, self.together)
+        rngs = [generator(seed, "turbo") for seed in seeds]
+        first = min(self.initial, max(2 * self.together, self.iterations * self.together // 2))
+        rounds = math.ceil(first / self.together)
+        points, values = (
+            torch.empty(len(begin), 0, begin[0].numel(), device=begin.device),
+            begin.new_empty(len(begin), 0),
+        )
+        model: Any = None
+        for iteration in range(self.iterations):
+            if iteration < rounds:
+                asked = self._random(rngs, begin)
+            else:
+                some, known = _best(points, values, self.remembered)
+                if model is None or (iteration - rounds) % self.refit == 0:
+                    model = _fitted(some, known, model)
+                asked = self._proposed(model, some, known, region, rngs)
+            codes = ((2 * asked - 1) * self.box).view(len(begin), self.together, *begin.shape[1:])
+            found = evaluate({"code": codes.flatten(0, 1)})[1].view(len(begin), self.together)
+            kept.see(codes, found, iteration)
+            if iteration >= rounds:
+                region.learn(found.min(dim=1).values < values.min(dim=1).values)
+            finite = found.nan_to_num(float(values.max()) if values.numel() else 1e6)
+            points, values = torch.cat([points, asked], dim=1), torch.cat([values, finite], dim=1)
+            task.advance(len(begin))
+        return kept.found(self.iterations)
+
+    def _random(self, rngs: list[torch.Generator], like: Tensor) -> Tensor:
+        """[N, P, d] in the unit cube."""
+        size = (self.together, like[0].numel())
+        return torch.stack([torch.rand(size, generator=rng) for rng in rngs]).to(like)
+
+    def _proposed(
+        self, model: Any, points: Tensor, values: Tensor, region: _Regions, rngs: list[torch.Generator]
+    ) -> Tensor:
+        """A sample of the process on random candidates in each region: the lowest points of several such samples."""
+        center = points[torch.arange(len(points)), values.argmin(dim=1)][:, None]
+        scales = model.covar_module.lengthscale.detach().to(points)
+        scales = (scales / scales.log().mean(dim=-1, keepdim=True).exp()).view(len(points), 1, -1)
+        reach = 0.5 * region.length.view(-1, 1, 1) * scales
+        low, high = (center - reach).clamp(0, 1), (center + reach).clamp(0, 1)
+        d = points.shape[-1]
+        drawn = torch.stack([torch.rand((self.candidates, 2 * d), generator=rng) for rng in rngs]).to(points)
+        moved = drawn[..., d:] < min(1.0, 20 / d)  # in high dimension, move few coordinates at a time
+        candidates = torch.where(moved, low + (high - low) * drawn[..., :d], center)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of matrices that needed a little more on their diagonal
+            posterior = model.posterior(candidates.double())
+            mean, root = posterior.mean[..., 0], posterior.variance[..., 0].clamp_min(0).sqrt()
+        noise = torch.stack([torch.randn((self.together, self.candidates), generator=rng) for rng in rngs])
+        samples = mean[:, None] + root[:, None] * noise.to(mean)  # the model is of minus the standardised value
+        chosen = samples.argmax(dim=-1)
+        return candidates.gather(1, chosen[..., None].expand(-1, -1, d))
+
+
+class _Regions:
+    """The side of each problem's trust region: doubled after some successes in a row, halved after some failures."""
+
+    def __init__(self, count: int, dimension: int, device: torch.device, batch: int) -> None:
+        self.length = torch.full((count,), _FIRST, device=device)
+        self.won, self.lost = torch.zeros_like(self.length), torch.zeros_like(self.length)
+        self.failures = math.ceil(max(4 / batch, dimension / batch))
+
+    def learn(self, better: Tensor) -> None:
+        self.won = torch.where(better, self.won + 1, 0)
+        self.lost = torch.where(better, 0, self.lost + 1)
+        grow, shrink = self.won >= _SUCCESSES, self.lost >= self.failures
+        self.length = torch.where(grow, (2 * self.length).clamp_max(_LONGEST), self.length)
+        self.length = torch.where(shrink, self.length / 2, self.length)
+        self.won, self.lost = torch.where(grow, 0, self.won), torch.where(shrink, 0, self.lost)
+        self.length = torch.where(self.length < _SHORTEST, _FIRST, self.length)
+
+
+def _best(points: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The lowest ``count`` points of each problem."""
+    order = values.argsort(dim=1)[:, :count]
+    return points.gather(1, order[..., None].expand(-1, -1, points.shape[-1])), values.gather(1, order)
+
+
+def _fitted(points: Tensor, values: Tensor, before: Any) -> Any:
+    """A batch of Gaussian processes with a length scale for every coordinate, of minus the standardised values."""
+    botorch, gpytorch = _botorch()
+    targets = -(values - values.mean(dim=1, keepdim=True)) / values.std(dim=1, keepdim=True).clamp_min(1e-12)
+    shape = torch.Size([len(points)])
+    constraint = gpytorch.constraints.Interval
+    kernel = gpytorch.kernels.MaternKernel(
+        nu=2.5,
+        ard_num_dims=points.shape[-1],
+        batch_shape=shape,
+        lengthscale_constraint=constraint(0.005, 4.0),
+    )
+    noise = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=constraint(5e-4, 0.2), batch_shape=shape)
+    model = botorch.models.SingleTaskGP(
+        points.double(), targets.double()[..., None], covar_module=kernel, likelihood=noise, outcome_transform=None
+    ).to(points.device)
+    if before is not None:
+        model.covar_module.load_state_dict(before.covar_module.state_dict())
+    likelihood = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(30 if before is None else 10):
+            optimizer.zero_grad()
+            loss = -likelihood(model(*model.train_inputs), model.train_targets).sum()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+def _botorch() -> tuple[Any, Any]:
+    try:
+        import botorch  # type: ignore[import-untyped, unused-ignore]
+        import gpytorch  # type: ignore[import-untyped, unused-ignore]
+    except ModuleNotFoundError:
+        raise NotAvailableError("TuRBO needs the package botorch: pip install 'gradveil[turbo]'") from None
+    return botorch, gpytorch

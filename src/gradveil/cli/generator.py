@@ -1,0 +1,115 @@
+"""``gradveil generator train`` and ``show``."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from gradveil.cli.progress import Terminal
+from gradveil.core.atomic import write_atomically
+from gradveil.core.errors import GradveilError
+from gradveil.generators import build, draw_sheet
+from gradveil.generators.fitting import beside, fit
+from gradveil.generators.training import Schedule
+
+app = typer.Typer(help="Generators, the prior of generative attacks: train one, look at one.", no_args_is_help=True)
+_errors = Console(stderr=True)
+_out = Console(soft_wrap=True)
+
+
+@app.command()
+def train(
+    data: Annotated[str, typer.Option(help="Data set, such as cifar10; its train split is used.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Where the generator goes.")],
+    steps: Annotated[int, typer.Option(help="Updates of the generator.")] = 20_000,
+    batch_size: Annotated[int, typer.Option(help="Images in one update.")] = 64,
+    critic_steps: Annotated[int, typer.Option(help="Updates of the critic for each of the generator.")] = 5,
+    lr: Annotated[float, typer.Option(help="Learning rate of both.")] = 2e-4,
+    flip: Annotated[bool, typer.Option(help="Mirror half of the images.")] = False,
+    latent: Annotated[int, typer.Option(help="Length of a code.")] = 128,
+    features: Annotated[int, typer.Option(help="Width of the generator and of the critic.")] = 128,
+    kernel: Annotated[int, typer.Option(help="Side of the kernels: 2, as GGL says, or 4.")] = 4,
+    seed: Annotated[int, typer.Option(help="All random draws derive from it.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself cuda where there is one.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
+) -> None:
+    """Train a generator on images of up to 32x32, with a checkpoint and a sheet of draws at every tenth of the way."""
+    schedule = Schedule(steps=steps, batch=batch_size, critic_steps=critic_steps, lr=lr, flip=flip, seed=seed)
+    result = fit(
+        data,
+        out,
+        schedule,
+        latent=latent,
+        features=features,
+        kernel=kernel,
+        device=_device(device),
+        resume=resume,
+        progress=Terminal(_errors),
+        stop=_interrupt_asked(),
+    )
+    if result is None:
+        _errors.print("interrupted; a checkpoint is kept: go on with the same command and --resume", highlight=False)
+        raise typer.Exit(130)
+    _print(f"generator: {out}")
+    _print(f"draws: {beside(out)[1]}")
+
+
+@app.command()
+def show(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A generator, such as cifar10; see: list generators.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.png", help="Where the picture goes.")],
+    rows: Annotated[int, typer.Option(min=1, max=100, help="Rows of ten draws.")] = 4,
+    seed: Annotated[int, typer.Option(help="Decides which codes are drawn.")] = 0,
+) -> None:
+    """Draw a sheet of images, ten in a row; where there are classes, each column is one."""
+    generator = build(spec, progress=Terminal(_errors))
+    write_atomically(out, draw_sheet(generator, rows=rows, seed=seed, progress=Terminal(_errors)))
+    channels, height, width = generator.shape
+    _print(f"{spec}: codes of {generator.latent} to images of {channels}x{height}x{width}")
+    _print(f"stages: {', '.join(generator.stages)}")
+    for key, value in generator.card.items():
+        _print(f"{key}: {_said(value)}")
+    _print(f"draws: {out}")
+
+
+@contextmanager
+def _interrupt_asked() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: half a step cannot be resumed, so that a step is finished first; twice stops now."""
+    asked = False
+
+    def ask(_signal: int, _frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _device(said: str | None) -> str:
+    if said is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if said not in ("cpu", "cuda"):
+        raise GradveilError(f"device is cpu or cuda, not {said!r}")
+    if said == "cuda" and not torch.cuda.is_available():
+        raise GradveilError("there is no CUDA device here: leave --device out, or say cpu")
+    return said
+
+
+def _said(value: Any) -> str:
+    return ", ".join(f"{key} {entry}" for key, entry in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _print(line: str) -> None:
+    _out.print(line, highlight=False, markup=False)

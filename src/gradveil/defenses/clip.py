@@ -1,0 +1,129 @@
+"""Clipping: nothing that is sent is longer than a bound, per tensor, over all tensors, or per example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import map_each, norm, scaled
+from gradveil.core.types import Params
+from gradveil.defenses.base import Defense, Log, Step, Transform
+from gradveil.defenses.registry import DEFENSES
+
+ENTRIES_AT_ONCE = 2**26
+"""So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
+
+
+@DEFENSES.register("clip")
+def clip(
+    *,
+    bound: float = 4.0,
+    per: Literal["layer", "global", "example"] = "layer",
+    at: Literal["step", "update"] = "step",
+) -> Defense:
+    """Scale what is longer than ``bound`` down to it: each tensor, the whole gradient, or each example's gradient."""
+    if not bound > 0:
+        raise GradveilError(f"defense clip: bound is above 0, not {bound}")
+    if per != "example":
+        return Clip(bound=bound, per=per, at=at)
+    if at == "update":
+        raise GradveilError("defense clip: per=example needs at=step, because an update is not a sum over examples")
+    return ClipExamples(bound=bound)
+
+
+class Clip(Transform):
+    """Each tensor, or all of them together, scaled to a norm of at most ``bound``."""
+
+    def __init__(self, *, bound: float, per: Literal["layer", "global"], at: Literal["step", "update"]) -> None:
+        super().__init__(at=at)
+        self.bound, self.per = bound, per
+
+    def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
+        if self.per == "global":
+            length = norm(tree)
+            log.add("clipped", (length > self.bound).float())
+            factor = shrinkage(length, self.bound)
+            return map_each(lambda g: g * factor.to(g.device), tree)
+        lengths = map_each(torch.linalg.vector_norm, tree)
+        log.add("clipped", sum(float(length > self.bound) for length in lengths.values()) / len(lengths))
+        return map_each(lambda g, length: g * shrinkage(length, self.bound), tree, lengths)
+
+
+class ClipExamples(Defense):
+    """The mean of the gradients of single examples, each scaled to a norm of at most ``bound``."""
+
+    def __init__(self, *, bound: float) -> None:
+        self.bound = bound
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        refuse_shared_statistics(step, "clip: per=example")
+        return clipped_mean(step, self.bound)
+
+
+def clipped_mean(step: Step, bound: float) -> Params:
+    """The mean over the batch of each example's whole gradient, scaled to at most ``bound``; logs the share clipped."""
+    clipped = 0.0
+
+    def shrunk(each: Params) -> Params:
+        nonlocal clipped
+        lengths = example_norms(each)
+        clipped += float((lengths > bound).sum())
+        return scale_examples(each, shrinkage(lengths, bound))
+
+    mean = mean_over_examples(step, shrunk)
+    step.log.add("clipped", clipped / len(step.batch))
+    return mean
+
+
+def mean_over_examples(step: Step, change: Callable[[Params], Params]) -> Params:
+    """The mean of the examples' gradients [n, ...] after ``change``, a bounded number of examples at a time."""
+    total: Params = {}
+    for each in _in_chunks(step):
+        part = map_each(lambda g: g.sum(0), change(each))
+        total = map_each(torch.add, total, part) if total else part
+    return scaled(total, 1 / len(step.batch))
+
+
+def _in_chunks(step: Step) -> Iterator[Params]:
+    size = max(1, ENTRIES_AT_ONCE // max(1, sum(p.numel() for p in step.params.values())))
+    for start in range(0, len(step.batch), size):
+        yield step.example_gradients(step.batch.take(slice(start, start + size)))
+
+
+def example_norms(each: Params) -> Tensor:
+    """[n]: the l2 norm of every example's gradient over all tensors."""
+    device = next(iter(each.values())).device  # a model may be spread over several
+    return torch.stack([g.flatten(1).square().sum(1).to(device) for g in each.values()]).sum(0).sqrt()
+
+
+def scale_examples(each: Params, factors: Tensor) -> Params:
+    """Every example's gradient times its own factor [n]."""
+    return map_each(lambda g: g * factors.to(g.device).view(-1, *[1] * (g.dim() - 1)), each)
+
+
+def shrinkage(lengths: Tensor, bound: float) -> Tensor:
+    """min(1, bound / length), and 1 for length 0."""
+    return (bound / lengths).clamp(max=1.0)
+
+
+def refuse_shared_statistics(step: Step, what: str) -> None:
+    """Raise if batch norm mixes the examples of this step, so that no example has a gradient of its own."""
+    name = sharing_layer(step.model.module)
+    if name is not None:
+        raise GradveilError(
+            f"defense {what} needs gradients of single examples, but layer {name!r} is batch norm in train mode: "
+            "use eval mode, or replace it by torch.nn.GroupNorm"
+        )
+
+
+def sharing_layer(module: nn.Module) -> str | None:
+    """The name of a layer that takes statistics over the batch, so that examples influence each other."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            return str(name)
+    return None

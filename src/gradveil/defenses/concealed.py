@@ -1,0 +1,183 @@
+"""Concealed samples of DCS2: inputs far from a sensitive one whose gradient points the same way, searched together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from gradveil.core.trees import dot
+from gradveil.core.types import Batch, Params
+from gradveil.defenses.base import Step
+from gradveil.defenses.public import public_images
+
+Example = Callable[[Tensor, Tensor], tuple[Params, Tensor]]
+"""One input [C, H, W] and its label -> its gradient, and what the model says of it, [classes]."""
+
+_PUBLIC = 50
+"""How many public images there are to choose start points from."""
+_NUMBERS_TOGETHER = 2**27
+"""Searches run together as long as one gradient of each of them has no more entries than this in all."""
+_TINY = 1e-8
+"""Keeps lengths of zero out of denominators."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where M concealed samples start."""
+
+    batch: Batch
+    origin: Tensor
+    """[M]: the example of the step's batch that a sample starts from, or -1."""
+
+
+@dataclass(frozen=True)
+class Concealed:
+    """M concealed samples with the labels of their starts. Cosines and distances [M] are to their sensitive samples."""
+
+    batch: Batch
+    cosine: Tensor
+    distance: Tensor
+    start_cosine: Tensor
+    start_distance: Tensor
+
+
+def classes(step: Step) -> int:
+    """How many classes the model tells apart."""
+    return int(step.model({**step.frozen, **step.params}, step.batch.inputs[:1]).shape[-1])
+
+
+def start_points(
+    step: Step,
+    sensitive: Tensor,
+    *,
+    each: int,
+    kind: Literal["batch", "public", "noise"],
+    public: str = "samples",
+    defense: str = "dcs2",
+) -> Starts:
+    """``each`` starts for every sensitive example, those of one example in a row; ``sensitive`` is a mask [n].
+
+    Other examples come in this order: of another label and not sensitive, of another label, the rest; chance decides
+    among equals. What they do not supply is noise with another label.
+    """
+    targets = step.batch.take(sensitive)
+    noise = _noise(step, targets, each)
+    if kind == "noise":
+        return noise
+    from_batch = kind == "batch"
+    offered = step.batch if from_batch else public_images(public, targets.inputs, _PUBLIC, defense=defense)
+    other = offered.labels != targets.labels[:, None]
+    worth = 2.0 * other + (~sensitive if from_batch else 0) + _drawn(step, other.shape, targets.inputs)
+    if from_batch:  # no example is a start for itself
+        worth = worth.masked_fill(torch.eye(len(offered), dtype=torch.bool, device=worth.device)[sensitive], -1.0)
+    count = min(each, len(offered) - from_batch)
+    best = worth.topk(count, dim=1).indices
+    origin = torch.cat([best, best.new_full((len(targets), each - count), -1)], dim=1).flatten()
+    chosen, found = offered.take(origin), origin >= 0
+    known = found & (chosen.labels < classes(step))  # public images may be of other classes than the client's
+    inputs = torch.where(found[:, None, None, None], chosen.inputs, noise.batch.inputs)
+    labels = torch.where(known, chosen.labels, noise.batch.labels)
+    return Starts(Batch(inputs, labels), origin if from_batch else torch.full_like(origin, -1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How concealed samples are looked for: Adam on equation (6) of the paper, all samples in one batch."""
+
+    iterations: int
+    lr: float
+    alpha: float
+    """Weight of the distance to the sensitive input."""
+    beta: float
+    """Weight of the distance to what the model says of the sensitive input."""
+    box: bool
+    """Keep inputs in [0, 1]."""
+
+    def run(self, step: Step, targets: Batch, starts: Batch) -> Concealed:
+        """One concealed sample for each of M targets and starts: stepped together, or as many as memory takes."""
+        size = sum(parameter.numel() for parameter in step.params.values())
+        together = max(1, _NUMBERS_TOGETHER // size)
+        groups = [slice(first, first + together) for first in range(0, len(targets), together)]
+        parts = [self._together(step, targets.take(group), starts.take(group)) for group in groups]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _together(self, step: Step, targets: Batch, starts: Batch) -> Concealed:
+        example = _example(step)
+        wanted, says = vmap(example)(targets.inputs, targets.labels)
+
+        def objective(
+            x: Tensor, label: Tensor, near: Tensor, wanted: Params, says: Tensor
+        ) -> tuple[Tensor, list[Tensor]]:
+            """Of one sample; and the cosine and the distance in it."""
+            gradient, said = example(x, label)
+            cosine = dot(gradient, wanted) / (_length(gradient) * _length(wanted))
+            distance = torch.linalg.vector_norm(x - near)
+            apart = torch.linalg.vector_norm(said - says)
+            return -cosine + self.alpha / (distance + _TINY) + self.beta * apart, [cosine, distance]
+
+        given = (starts.labels, targets.inputs, wanted, says)
+        slopes = vmap(grad(objective, has_aux=True))
+        found = self._descend(lambda x: slopes(x, *given)[0], starts.inputs)
+        before, after = (vmap(objective)(x, *given)[1] for x in (starts.inputs, found))
+        return Concealed(Batch(found, starts.labels), *after, *before)
+
+    def _descend(self, slope: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+        """Adam, its rate cut by ten at 3/8, 5/8 and 7/8 of the iterations."""
+        point, mean, square = start, torch.zeros_like(start), torch.zeros_like(start)
+        for i in range(self.iterations):
+            gradient = slope(point)
+            mean, square = torch.lerp(mean, gradient, 0.1), torch.lerp(square, gradient * gradient, 0.001)
+            move = (mean / (1 - 0.9 ** (i + 1))) / ((square / (1 - 0.999 ** (i + 1))).sqrt() + _TINY)
+            rate = self.lr * 0.1 ** sum(8 * i >= eighths * self.iterations for eighths in (3, 5, 7))
+            point = point - rate * move
+            point = point.clamp(0, 1) if self.box else point
+        return point
+
+
+def _example(step: Step) -> Example:
+    """Gradient and outputs of one example from one pass."""
+
+    def both(x: Tensor, label: Tensor) -> tuple[Params, Tensor]:
+        def loss(params: Params) -> tuple[Tensor, Tensor]:
+            said: list[Tensor] = []
+
+            def noted(outputs: Tensor, targets: Tensor) -> Tensor:
+                said.append(outputs)
+                return step.loss(outputs, targets)
+
+            value = step.model.loss(noted, {**step.frozen, **params}, x[None], label[None])
+            return value, said[0][0]
+
+        gradient, outputs = grad(loss, has_aux=True)(step.params)
+        return gradient, outputs
+
+    return both
+
+
+def _length(tree: Params) -> Tensor:
+    """The l2 norm, with a finite slope where it is zero."""
+    return (dot(tree, tree) + _TINY**2).sqrt()
+
+
+def _joined(parts: list[Concealed]) -> Concealed:
+    batch = Batch(torch.cat([part.batch.inputs for part in parts]), torch.cat([part.batch.labels for part in parts]))
+    names = ("cosine", "distance", "start_cosine", "start_distance")
+    return Concealed(batch, *(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+def _noise(step: Step, targets: Batch, each: int) -> Starts:
+    """Uniform pixels, and a random label that is not the sensitive one."""
+    labels = targets.labels.repeat_interleave(each)
+    inputs = _drawn(step, (len(labels), *targets.inputs.shape[1:]), targets.inputs)
+    count = classes(step)
+    shift = torch.randint(1, max(2, count), labels.shape, generator=step.rng, device=step.rng.device)
+    return Starts(Batch(inputs, (labels + shift.to(labels.device)) % count), torch.full_like(labels, -1))
+
+
+def _drawn(step: Step, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.rand(shape, generator=step.rng, device=step.rng.device, dtype=like.dtype).to(like.device)

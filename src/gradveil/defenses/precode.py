@@ -1,0 +1,124 @@
+"""PRECODE (Scheliga et al., WACV 2022): a variational bottleneck in front of the classifier makes its input random."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import isolated
+from gradveil.defenses.base import Defense
+from gradveil.defenses.registry import DEFENSES
+from gradveil.models.functional import AddsToLoss, Functional
+
+_LARGEST = 2**16
+_SMALLEST_STD = 1e-6
+"""Added to the standard deviation, so that its logarithm stays finite however far the encoder goes."""
+
+
+class Bottleneck(AddsToLoss):
+    """Features [n, d] drawn again from a Gaussian code of K entries; adds the code's KL divergence to the loss.
+
+    ``noise`` is [n, K], one draw for each example, or [1, K] for all: zeros, so that the code is its mean, unless the
+    client puts its draw there.
+    """
+
+    noise: Tensor
+
+    def __init__(self, features: int, size: int, kl_weight: float) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(features, 2 * size)
+        self.decoder = nn.Linear(size, features)
+        self.kl_weight = kl_weight
+        self.register_buffer("noise", torch.zeros(1, size), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        self._check(features)
+        mean, spread = self.encoder(features).chunk(2, dim=-1)
+        std = F.softplus(spread) + _SMALLEST_STD
+        divergence = 0.5 * (mean.square() + std.square() - 1) - std.log()
+        self.term = self.kl_weight * divergence.sum(dim=-1).mean()
+        decoded: Tensor = self.decoder(mean + std * self.noise)
+        return decoded
+
+    def _check(self, features: Tensor) -> None:
+        if features.dim() != 2:
+            raise GradveilError(
+                f"defense precode: the last torch.nn.Linear takes inputs of {features.dim()} axes, not [n, features]; "
+                "pool or flatten them before it"
+            )
+        if len(self.noise) not in (1, len(features)):
+            raise GradveilError(
+                f"defense precode drew noise for {len(self.noise)} examples, but another defense asks for the loss of "
+                f"{len(features)}: the two cannot be chained"
+            )
+
+
+@DEFENSES.register("precode")
+class Precode(Defense):
+    """PRECODE (Scheliga et al. 2022): a variational bottleneck in front of the classifier, part of the shared model."""
+
+    reshapes: ClassVar[bool] = True
+
+    def __init__(self, *, size: int = 256, kl_weight: float = 1e-3) -> None:
+        if not 1 <= size <= _LARGEST:
+            raise GradveilError(f"defense precode: size is a whole number from 1 to {_LARGEST}, not {size}")
+        if not 0 <= kl_weight < math.inf:
+            raise GradveilError(f"defense precode: kl_weight is at least 0, not {kl_weight}")
+        self.size = size
+        self.kl_weight = kl_weight
+
+    def check(self, model: nn.Module) -> None:
+        _last_linear(model)
+
+    def on_model(self, model: nn.Module) -> nn.Module:
+        if any(isinstance(layer, Bottleneck) for layer in model.modules()):
+            raise GradveilError("defense precode: the model has its bottleneck already; name precode once")
+        changed = copy.deepcopy(model)
+        linear = _last_linear(changed)
+        behind = nn.Sequential(self._bottleneck(linear), linear).train(linear.training)
+        names = [name for name, layer in changed.named_modules(remove_duplicate=False) if layer is linear]
+        for name in names:
+            changed.set_submodule(name, behind)
+        return changed
+
+    def _bottleneck(self, linear: nn.Linear) -> Bottleneck:
+        """Initialised on the CPU, so that it has the same weights wherever the model is."""
+        weight = linear.weight
+        with isolated(0, "precode"), torch.device("meta" if weight.is_meta else "cpu"):
+            bottleneck = Bottleneck(linear.in_features, self.size, self.kl_weight)
+        return bottleneck.to(device=weight.device, dtype=weight.dtype)
+
+    def on_forward(self, model: Functional, examples: int, rng: torch.Generator) -> Functional:
+        layers = [name for name, layer in model.module.named_modules() if isinstance(layer, Bottleneck)]
+        if not layers:
+            raise GradveilError("defense precode: the model has no bottleneck; build it with the defense's on_model")
+        return model.with_buffers(
+            {f"{name}.noise": _drawn(model.buffers[f"{name}.noise"], examples, rng) for name in layers}
+        )
+
+
+def _last_linear(model: nn.Module) -> nn.Linear:
+    """The classifier: the last linear layer in the order of definition, attention's own ones left out."""
+    found = [
+        layer
+        for name, layer in model.named_modules()
+        if name and isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear)
+    ]
+    if not found:
+        raise GradveilError(
+            f"defense precode puts a bottleneck before the last torch.nn.Linear, but {type(model).__name__} has none: "
+            "end the model with one"
+        )
+    return found[-1]
+
+
+def _drawn(like: Tensor, examples: int, rng: torch.Generator) -> Tensor:
+    drawn = torch.randn((examples, like.shape[-1]), generator=rng, device=rng.device, dtype=like.dtype)
+    return drawn.to(like.device)

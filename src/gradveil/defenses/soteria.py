@@ -1,0 +1,258 @@
+"""Soteria (Sun et al., CVPR 2021): the classifier's weight gradient loses the columns that tell most about the input.
+
+The score of an entry r_i of the representation is |r_i| / ||dr_i/dx||: how far the input has to move for that entry to
+vanish. Those with the largest scores are pruned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vjp, vmap
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Params
+from gradveil.defenses.base import Defense, Step
+from gradveil.defenses.clip import sharing_layer
+from gradveil.defenses.registry import DEFENSES
+from gradveil.models.structure import Representation, classifier
+
+INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
+"""So many input entries are differentiated together, by kind of device: more gains nothing and costs memory."""
+
+PROBES = 16
+"""Random directions of one look at all entries."""
+
+MARGIN = 3.5
+"""Standard errors between an estimate and the threshold from which on the entry counts as settled."""
+
+PARTS = 4
+"""Exact norms are computed for so many parts of the batch, one after the other, while they are needed."""
+
+WORTH_SCREENING = 1000
+"""Entries times examples from which on random probes settle more than they cost: see docs/defenses/soteria.md."""
+
+
+@DEFENSES.register("soteria")
+class Soteria(Defense):
+    """Zero those columns of the classifier's weight gradient whose representation tells most about the input."""
+
+    def __init__(
+        self,
+        *,
+        rate: float = 0.8,
+        layer: str = "classifier",
+        score: Literal["paper", "released"] = "paper",
+        offset: float = 0.0,
+        probes: int = 0,
+        screen: bool = True,
+    ) -> None:
+        if not 0 <= rate <= 1:
+            raise GradveilError(f"defense soteria: rate is from 0 to 1, not {rate}")
+        if probes != 0 and probes < 4:
+            raise GradveilError(f"defense soteria: probes is 0 (exact norms) or at least 4, not {probes}")
+        if offset != 0 and score != "released":
+            raise GradveilError("defense soteria: offset belongs to score=released")
+        self.rate, self.layer, self.probes, self.screen = rate, layer, probes, screen
+        self.score = Score(score == "paper", offset)
+
+    def check(self, model: nn.Module) -> None:
+        if self.layer == "classifier":
+            if not any(isinstance(layer, nn.Linear) for layer in model.modules()):
+                raise GradveilError(
+                    f"defense soteria prunes a torch.nn.Linear, and {type(model).__name__} has none: end it with one"
+                )
+        elif not isinstance(dict(model.named_modules()).get(self.layer), nn.Linear):
+            linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+            raise GradveilError(f"defense soteria: layer is one of {', '.join(['classifier', *linear])}")
+
+    def prepared(self, start: Step) -> Defense:
+        module = start.model.module
+        layer = classifier(module, start.batch.inputs) if self.layer == "classifier" else self.layer
+        weight = module.get_submodule(layer).weight
+        names = [name for name, parameter in module.named_parameters() if parameter is weight]
+        if not names:
+            raise GradveilError(f"defense soteria: the weight of {layer!r} is computed, not a parameter; set layer=")
+        return _Run(self, Representation(module, layer), names[0], sharing_layer(module))
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return self.prepared(step).on_gradient(gradient, step)
+
+
+class _Run(Defense):
+    """One local run: which function gives the representation, and which gradient loses columns."""
+
+    def __init__(self, options: Soteria, representation: Representation, weight: str, sharing: str | None) -> None:
+        self.options, self.representation, self.weight, self.sharing = options, representation, weight, sharing
+        if sharing is not None and options.probes:
+            raise GradveilError(
+                f"defense soteria: probes need examples that do not influence each other, but layer {sharing!r} takes "
+                "statistics over the batch: use eval mode, or leave probes out"
+            )
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        if self.weight not in gradient:  # a frozen layer sends nothing that could be pruned
+            step.log.add("pruned", 0.0)
+            return gradient
+        columns = self._columns(step)
+        sent = gradient[self.weight]
+        step.log.add("pruned", len(columns) / sent.shape[1])
+        return {**gradient, self.weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
+
+    def _columns(self, step: Step) -> Tensor:
+        """The columns to zero."""
+        options = self.options
+        at = {**step.model.buffers, **step.frozen, **step.params}
+        rows = RowNorms(lambda inputs: self.representation(inputs, at), step.batch.inputs)
+        features, width = rows.values.shape[1], step.params[self.weight].shape[1]
+        if features != width:
+            raise GradveilError(
+                f"defense soteria: {self.representation.layer!r} takes {features // width} vectors per example, not "
+                "one; choose a layer= behind the pooling"
+            )
+        count = round(options.rate * features)
+        if options.probes:
+            norms = rows.estimated(options.probes, step.rng)
+            return largest(options.score(rows.values, norms).sum(0), count, options.score)
+        worth = rows.values.numel() >= WORTH_SCREENING and self.sharing is None
+        if options.screen and worth and 0 < count < features:
+            return screened(rows, options.score, count, step.rng)
+        return largest(options.score(rows.values, rows.exact()).sum(0), count, options.score)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What each example adds to an entry's score, and which sums mean that the entry is pruned first."""
+
+    paper: bool
+    offset: float = 0.0
+
+    def __call__(self, values: Tensor, norms: Tensor) -> Tensor:
+        """[n, l] from the representation and the norms of its derivatives; 0 for an entry that is off."""
+        over, under = (values.abs(), norms) if self.paper else (norms, values + self.offset)
+        return torch.where(over == 0, 0.0, over / under)
+
+    def priority(self, total: Tensor) -> Tensor:
+        """The larger, the sooner pruned: the released score is an inverse one, with the sign of the entry."""
+        return total if self.paper else -total.abs()
+
+    def bias_and_variance(self, probes: int) -> tuple[float, float]:
+        """Mean of (estimate / truth), and the relative variance, when a norm is a root mean square of Gaussians.
+
+        The mean square is then chi-square distributed, and its root enters the score above or below the line.
+        """
+        sign = -1 if self.paper else 1
+        half = probes / 2
+        bias = half ** (-sign / 2) * math.exp(math.lgamma(half + sign / 2) - math.lgamma(half))
+        second = probes / (probes - 2) if self.paper else 1.0
+        return bias, second / bias**2 - 1
+
+
+class RowNorms:
+    """||dr_i/dx|| of every example and entry of a representation: [n, l].
+
+    The derivative is that of the sum of r_i over the batch by one example, which in eval mode is its own r_i.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> None:
+        self._function, self._inputs = function, inputs
+        self.values: Tensor
+        self.values, self._pull = vjp(function, inputs)  # type: ignore[misc]  # three come with has_aux alone
+        self._at_once = max(1, INPUTS_AT_ONCE.get(inputs.device.type, 2**20) // inputs.numel())
+
+    def of(self, examples: Tensor) -> RowNorms:
+        """The same of some examples."""
+        return RowNorms(self._function, self._inputs[examples])
+
+    def exact(self, rows: Tensor | None = None) -> Tensor:
+        """[n, rows]: batched backward passes by the inputs alone, without gradients of parameters."""
+        rows = torch.arange(self.values.shape[1], device=self.values.device) if rows is None else rows
+
+        def norms(row: Tensor) -> Tensor:
+            slopes = self._pull(torch.zeros_like(self.values).index_fill(1, row[None], 1.0))[0]
+            return cast(Tensor, torch.linalg.vector_norm(slopes.flatten(1), dim=1))
+
+        return vmap(norms, chunk_size=self._at_once)(rows).T
+
+    def squares(self, probes: int, rng: torch.Generator) -> Tensor:
+        """[n, l]: the sum over random directions v of (dr_i/dx v)^2, of which each has the mean ||dr_i/dx||^2."""
+        directions = torch.randn(
+            probes, *self._inputs.shape, generator=rng, device=rng.device, dtype=self._inputs.dtype
+        ).to(self._inputs.device)
+
+        def square(direction: Tensor) -> Tensor:
+            slope: Tensor = jvp(self._function, (self._inputs,), (direction,))[1]
+            return slope.square()
+
+        try:
+            return vmap(square, chunk_size=4 * self._at_once)(directions).sum(0)
+        except NotImplementedError as error:  # PyTorch names the operation
+            raise GradveilError(
+                "defense soteria: this model has an operation without a forward derivative: write "
+                "soteria:screen=false and leave probes out"
+            ) from error
+
+    def estimated(self, probes: int, rng: torch.Generator) -> Tensor:
+        return (self.squares(probes, near(rng, self._inputs.device)) / probes).sqrt()
+
+
+def screened(rows: RowNorms, score: Score, count: int, rng: torch.Generator) -> Tensor:
+    """The ``count`` columns to prune: random probes settle the clear cases, exact norms the others.
+
+    Probes are drawn while they settle more entries than they cost. Entries that are still in doubt get exact norms, of
+    some examples at a time, since what is exact makes the sum surer.
+    """
+    terms, unsure = _probed(rows, score, count, rng)
+    parts = torch.arange(len(terms), device=terms.device).chunk(PARTS)
+    done = torch.zeros(terms.shape[1], dtype=torch.int64, device=terms.device)
+    while bool((doubtful := _doubtful(terms, unsure, score, count) & (done < len(parts))).any()):
+        part = int(done[doubtful].min())
+        entries, examples = (doubtful & (done == part)).nonzero().squeeze(1), parts[part]
+        exact = score(rows.values[examples][:, entries], rows.of(examples).exact(entries))
+        terms[examples[:, None], entries] = exact
+        unsure[examples[:, None], entries] = 0.0
+        done[entries] += 1
+    return _first(score.priority(terms.sum(0)), count)
+
+
+def _probed(rows: RowNorms, score: Score, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Estimates of what each example adds to each entry's score, and the variance of each: [n, l]."""
+    rng = near(rng, rows.values.device)
+    squares, probes = torch.zeros_like(rows.values), 0
+    while True:
+        squares, probes = squares + rows.squares(PROBES, rng), probes + PROBES
+        bias, variance = score.bias_and_variance(probes)
+        terms = score(rows.values, (squares / probes).sqrt()) / bias
+        unsure = variance * terms.square()
+        # Doubtful entries fall as probes ** -0.5, and one costs about two probes: the sum of both costs is least here.
+        if int(_doubtful(terms, unsure, score, count).sum()) <= probes:
+            return terms, unsure
+
+
+def _doubtful(terms: Tensor, unsure: Tensor, score: Score, count: int) -> Tensor:
+    """[l]: the entries whose score is too close to the threshold to say on which side it is."""
+    priority = score.priority(terms.sum(0))
+    threshold = priority.topk(count).values[-1]
+    return (priority - threshold).abs() <= MARGIN * unsure.sum(0).sqrt()
+
+
+def largest(total: Tensor, count: int, score: Score) -> Tensor:
+    """The ``count`` entries that are pruned first."""
+    return _first(score.priority(total), count)
+
+
+def _first(priority: Tensor, count: int) -> Tensor:
+    return priority.sort(descending=True, stable=True).indices[:count]
+
+
+def near(rng: torch.Generator, device: torch.device) -> torch.Generator:
+    """A generator on this device, made from one draw: many large draws would cost more to move than to use."""
+    if rng.device.type == device.type:
+        return rng
+    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+    return torch.Generator(device).manual_seed(seed)

@@ -1,0 +1,50 @@
+"""Sparsification: only the largest entries of every tensor are sent, the others are zero."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import map_each
+from gradveil.core.types import Params
+from gradveil.defenses.base import Log, Transform
+from gradveil.defenses.registry import DEFENSES
+
+
+@DEFENSES.register("sparsify")
+class Sparsify(Transform):
+    """Keep the largest entries of each tensor by magnitude; the share ``rate`` of them becomes zero."""
+
+    def __init__(self, *, rate: float = 0.9, at: Literal["step", "update"] = "step") -> None:
+        super().__init__(at=at)
+        if not 0 <= rate < 1:
+            raise GradveilError(f"defense sparsify: rate is from 0 to below 1, not {rate}")
+        self.rate = rate
+
+    def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
+        kept = map_each(lambda g: largest(g, kept_of(g.numel(), self.rate)), tree)
+        left = sum(int(g.count_nonzero()) for g in kept.values())
+        log.add("zeros", 1 - left / max(1, sum(g.numel() for g in kept.values())))
+        return kept
+
+
+def kept_of(entries: int, rate: float) -> int:
+    """How many of so many entries are kept: (1 - rate) of them, rounded to the nearest number, and at least one.
+
+    >>> kept_of(300, 0.9), kept_of(12, 0.9), kept_of(3, 0.9)
+    (30, 1, 1)
+    """
+    return min(entries, max(1, round((1 - rate) * entries)))
+
+
+def largest(tensor: Tensor, count: int) -> Tensor:
+    """The tensor with all but its ``count`` entries of largest magnitude at zero."""
+    if count >= tensor.numel():
+        return tensor.clone()
+    flat = tensor.flatten()
+    # Ties are cut too: with a threshold, a tensor of equal entries would be kept whole.
+    index = flat.abs().topk(count, sorted=False).indices
+    return torch.zeros_like(flat).index_copy(0, index, flat[index]).view_as(tensor)
