@@ -179,11 +179,32 @@ def test_the_attacks_are_the_real_ones() -> None:
     assert {row[0]: row[1:] for row in table("docs/attacks/ig.md", "budget")} == effort
 
 
-@pytest.mark.parametrize(("page", "registry"), [("attacks/ig", ATTACKS), ("defenses/noise", DEFENSES)])
-def test_options_are_the_real_ones(page: str, registry: Registry[Any]) -> None:
-    real = {key: str(p.default).lower() for key, p in registry.options(page.partition("/")[2]).items()}
-    written = {row[0]: row[1].replace("by budget", "none") for row in table(f"docs/{page}.md", "option")}
-    assert written == real
+def test_the_defenses_are_the_real_ones() -> None:
+    assert {re.sub(r"\[(.+)\].*", r"\1", row[0]) for row in table("docs/defenses/README.md", "name")} == set(DEFENSES)
+
+
+@pytest.mark.parametrize("name", ["ig", "ggl", "gias", "gifd"])
+def test_options_of_attacks_are_the_real_ones(name: str) -> None:
+    assert options(f"docs/attacks/{name}.md") == defaults(ATTACKS, name)
+
+
+@pytest.mark.parametrize("name", sorted(set(DEFENSES) - {"none", "dcs2plus"}))
+def test_options_of_defenses_are_the_real_ones(name: str) -> None:
+    assert options(f"docs/defenses/{name}.md") == defaults(DEFENSES, name)
+
+
+def test_the_options_of_dcs2plus_are_those_of_dcs2_and_its_own() -> None:
+    page = "docs/defenses/dcs2.md"
+    assert options(page) | options(page, "dcs2plus option") == defaults(DEFENSES, "dcs2plus")
+
+
+def options(page: str, title: str = "option") -> dict[str, str]:
+    """Names and defaults as a page has them."""
+    return {row[0]: row[1].replace("by budget", "none") for row in table(page, title)}
+
+
+def defaults(registry: Registry[Any], name: str) -> dict[str, str]:
+    return {key: str(p.default).lower() for key, p in registry.options(name).items()}
 
 
 def test_the_default_case_is_the_default() -> None:

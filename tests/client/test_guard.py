@@ -164,9 +164,8 @@ def test_what_cannot_work_is_said_before_training(defense: str, model: str, word
 
 def test_a_foreign_parameter_in_the_optimizer_is_refused() -> None:
     module = models.build("lenet", SAMPLES.domain, seed=0)
+    optimizer = torch.optim.SGD([*module.parameters(), nn.Parameter(torch.zeros(1))])
     with pytest.raises(GradveilError, match="undefended"):
-        other = nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.SGD([*module.parameters(), other])
         gradveil.protect(module, optimizer, F.cross_entropy, defense="noise")
 
 

@@ -14,6 +14,18 @@ def test_so_many_and_the_largest(counts: tuple[int, int]) -> None:
         assert set(values[mask].tolist()) == set(values.sort(descending=True).values[:count].tolist())
 
 
+@pytest.mark.parametrize("kind", ["normal", "mostly zero", "sorted", "constant"])
+def test_a_large_one_by_its_sample(kind: str) -> None:
+    values = torch.randn(200_000, generator=generator(1))
+    values = {"normal": values, "mostly zero": values * (values > 1), "sorted": values.sort().values}.get(
+        kind, values * 0
+    )
+    for count in (1, 40_000, 80_000, 199_999):
+        (mask,) = largest(values, count)
+        assert int(mask.sum()) == count
+        assert values[mask].min() >= values[~mask].max()
+
+
 def test_ties_are_cut() -> None:
     values = torch.tensor([0.0, 2.0, 0.0, 0.0, 1.0, 0.0])
     few, many = largest(values, 1, 4)

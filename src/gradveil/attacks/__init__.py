@@ -1,7 +1,6 @@
 """Attacks. Importing this package registers all of them."""
 
-from gradveil.attacks import analytic as _analytic  # noqa: F401  (registers)
-from gradveil.attacks import presets as _presets  # noqa: F401  (registers)
+from gradveil.attacks import analytic, generative, presets  # noqa: F401  (each registers its own)
 from gradveil.attacks.base import ATTACKS, BUDGETS, Attack, Budget, Reconstruction
 from gradveil.attacks.storage import load_reconstructions, save_reconstructions
 

@@ -40,7 +40,7 @@ def ggl(
     restarts: int | None = None,
     distance: Distance = "squared",
     code: CodeCost = "kl",
-    code_weight: float = 0.1,
+    code_weight: float = 1e-3,
     limit: float | None = None,
     lr: float = 0.1,
     population: int = 50,

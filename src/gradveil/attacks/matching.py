@@ -215,7 +215,7 @@ class Matching(Attack):
         valued = isinstance(phase.search, PopulationSearch)
         if self.objective is None:
             if valued:
-                return {"vmap value": lambda unknowns, about: ({}, vmap(penalty)(unknowns, about))}
+                return ways_of({"value": lambda unknowns, about: ({}, penalty(unknowns, about))}, None)
             return ways_of({"reverse": lambda unknowns, about: grad_and_value(penalty)(unknowns, about)}, None)
         problem = Problem(
             seen=one,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +108,9 @@ class Evolution(PopulationSearch):
 
 def _pycma() -> Any:
     try:
-        import cma  # type: ignore[import-untyped, unused-ignore]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it misses a plotting library that nobody asks it to use
+            import cma  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError:
         raise NotAvailableError("CMA-ES needs the package cma: pip install cma") from None
     return cma

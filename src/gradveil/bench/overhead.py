@@ -170,7 +170,9 @@ def _step(module: torch.nn.Module, batch: Batch, device: str) -> tuple[Params, S
         model=function, loss=cross_entropy, params=function.params, batch=batch, number=1, lr=0.1,
         rng=generator(0, device=device),
     )  # fmt: skip
-    return step.gradient(), step
+    with torch.no_grad():
+        value = step.loss_at(step.params)
+    return step.gradient(), replace(step, value=value)
 
 
 def _ms(work: Callable[[], object], device: str, repeats: int) -> float:

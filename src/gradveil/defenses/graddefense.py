@@ -6,12 +6,13 @@ Sensitive tensors are cut into more slices, so that noise falls on them more oft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import map_each
@@ -20,7 +21,10 @@ from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.clip import mean_over_examples, refuse_shared_statistics, sharing_layer, shrinkage
 from gradveil.defenses.public import public_images
 from gradveil.defenses.registry import DEFENSES
-from gradveil.models.functional import AddsToLoss
+from gradveil.defenses.soteria import mean_of_root, near
+
+INPUTS_AT_ONCE = {"cpu": 2**17, "cuda": 2**20}
+"""So many input entries are differentiated twice together, by kind of device, at least one example: it takes memory."""
 
 
 @DEFENSES.register("graddefense")
@@ -53,6 +57,7 @@ class GradDefense(Defense):
 
     def prepared(self, start: Step) -> Defense:
         root = public_images(self.public, start.batch.inputs, self.images, defense="graddefense")
+        _check_labels(start, root)
         sensitivity = sensitivities(start, root, self.probes)
         return _Run(self, equal_slices(start.params, sensitivity, self.slices))
 
@@ -101,6 +106,16 @@ class _Run(Defense):
         return mean_over_examples(step, shrunk)
 
 
+def _check_labels(start: Step, root: Batch) -> None:
+    with torch.no_grad():
+        classes = start.model({**start.frozen, **start.params}, root.inputs[:1]).shape[1]
+    if int(root.labels.max()) >= classes:
+        raise GradveilError(
+            f"defense graddefense: public images have labels up to {int(root.labels.max())}, but the model has "
+            f"{classes} classes: write graddefense:public=DATA with a set of the same classes"
+        )
+
+
 def equal_slices(tree: Params, sensitivity: dict[str, float], slices: int) -> Params:
     """For every entry the number of its slice: consecutive entries, and the same sensitivity in every slice.
 
@@ -120,53 +135,120 @@ def equal_slices(tree: Params, sensitivity: dict[str, float], slices: int) -> Pa
 def sensitivities(step: Step, root: Batch, probes: int = 0) -> dict[str, float]:
     """By tensor: the mean over public examples of the norm of d(sum of the tensor's gradient)/dx.
 
-    With ``probes``, norms are root mean squares along so many random directions of the inputs, all tensors at once.
+    With ``probes``, norms are root mean squares along so many random directions of the inputs, for all tensors at once.
     """
-    taps = Taps(step) if probes and sharing_layer(step.model.module) is None else None
-    found = taps.estimated(root, probes) if taps is not None else {}
-    return found | _exact(step, root, [name for name in step.params if name not in found])
+    shared = sharing_layer(step.model.module) is not None
+    found = {} if shared or not probes else estimated(step, root, probes)
+    left = [name for name in step.params if name not in found]
+    if not left:
+        return found
+    parts = [root] if shared else _parts(root)
+    norms = [_exact_norms(step, part, left, len(part) / len(root)) for part in parts]
+    return found | {name: float(torch.cat([part[name] for part in norms]).mean()) for name in left}
 
 
-def _exact(step: Step, root: Batch, names: Sequence[str]) -> dict[str, float]:
-    """One backward pass through the backward pass for each tensor: slow, and without any assumption on the model."""
-    inputs = root.inputs.detach().clone().requires_grad_()
-    params = {name: tensor.detach().clone().requires_grad_() for name, tensor in step.params.items()}
+def _parts(batch: Batch) -> list[Batch]:
+    size = max(1, INPUTS_AT_ONCE.get(batch.inputs.device.type, 2**17) // batch.inputs[0].numel())
+    return [batch.take(slice(start, start + size)) for start in range(0, len(batch), size)]
+
+
+def _exact_norms(step: Step, part: Batch, names: list[str], weight: float) -> Params:
+    """[n] by name: one backward pass through the backward pass for each tensor. Slow, but assumes nothing."""
+    inputs = part.inputs.detach().requires_grad_()
+    params = {name: tensor.detach().requires_grad_() for name, tensor in step.params.items()}
+    found = {name: torch.zeros(len(part), device=inputs.device) for name in names}
     with torch.enable_grad():
-        wanted = [params[name] for name in names]
-        slopes = torch.autograd.grad(
-            step.loss_at(params, Batch(inputs, root.labels)), wanted, create_graph=True, allow_unused=True
-        ) if names else ()  # fmt: skip
-    found = dict.fromkeys(names, 0.0)
+        loss = weight * step.loss_at(params, Batch(inputs, part.labels))
+        slopes = torch.autograd.grad(loss, [params[name] for name in names], create_graph=True, allow_unused=True)
     for name, slope in zip(names, slopes, strict=True):
         if slope is not None and slope.requires_grad:
             (moved,) = torch.autograd.grad(slope.sum(), inputs, retain_graph=True, allow_unused=True)
-            found[name] = 0.0 if moved is None else float(moved.flatten(1).norm(dim=1).mean())
+            found[name] = found[name] if moved is None else torch.linalg.vector_norm(moved.flatten(1), dim=1)
     return found
 
 
-class Taps:
-    """The layers that hold parameters, watched in a forward pass.
+def estimated(step: Step, root: Batch, probes: int) -> dict[str, float]:
+    """Sensitivities from random directions of the inputs, of all tensors whose sums ``sums_by_example`` gets right.
 
-    With h what goes into a layer, z what comes out and u = dz/d(all entries of a tensor together), the sum of the
-    tensor's gradient is <dL/dz, u>, and the sum over one example's part of it is that example's: no gradient of a
-    parameter has to be computed, let alone one for every example.
+    The square of d(sum)/dx v has the mean ||d(sum)/dx||^2, and one forward derivative along v gives it for all tensors.
     """
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        module = step.model.module
-        self.values = {**step.model.buffers, **step.frozen, **step.params}
-        self.named = {id(tensor): name for name, tensor in module.named_parameters()}
-        self.named |= {id(tensor): name for name, tensor in module.named_buffers()}
-        self.layers = [
-            layer for layer in module.modules()
-            if not isinstance(layer, AddsToLoss) and any(self._own(layer))
-        ]  # fmt: skip
-
-    def _own(self, layer: nn.Module) -> list[str]:
-        """Local names of the trained tensors that this layer holds itself."""
-        own = layer.named_parameters(recurse=False)
-        return [local for local, tensor in own if self.named[id(tensor)] in self.step.params]
-
-    def estimated(self, root: Batch, probes: int) -> dict[str, float]:
+    repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
+    rng = near(step.rng, root.inputs.device)
+    parts = [_slopes(step, part, rng, len(part) / len(root)) for part in _parts(repeated)]
+    if not parts[0][0]:
         return {}
+    sums, slopes = (torch.cat([torch.stack([*part[i].values()]) for part in parts], dim=1) for i in (0, 1))
+    norms = slopes.view(len(slopes), probes, -1).square().mean(1).sqrt().mean(1) / mean_of_root(probes)
+    # A parameter that a layer lends to another would be missed: the sums over examples must be those of the gradient.
+    gradient = step.gradient(root)
+    true = torch.stack([gradient[name].sum().to(sums.device) for name in parts[0][0]])
+    rounding = torch.stack([1e-5 * gradient[name].abs().sum().to(sums.device) for name in parts[0][0]])
+    right = (sums.sum(1) / probes - true).abs() <= 1e-3 * sums.abs().sum(1) / probes + rounding
+    return {name: float(norm) for name, norm, good in zip(parts[0][0], norms, right, strict=True) if good}
+
+
+def _slopes(step: Step, part: Batch, rng: torch.Generator, weight: float) -> tuple[Params, Params]:
+    """By tensor: the sum of each example's gradient, and its derivative along a random direction of the input: [n]."""
+    direction = torch.randn(part.inputs.shape, generator=rng, device=rng.device, dtype=part.inputs.dtype)
+    with forward_ad.dual_level():
+        inputs = forward_ad.make_dual(  # type: ignore[no-untyped-call]
+            part.inputs.detach().requires_grad_(), direction.to(part.inputs.device)
+        )
+        pairs = {
+            name: forward_ad.unpack_dual(weight * total)  # type: ignore[no-untyped-call]
+            for name, total in sums_by_example(step, Batch(inputs, part.labels)).items()
+        }
+        still = torch.zeros(len(part), device=part.inputs.device, dtype=part.inputs.dtype)
+        slopes = {name: still if pair.tangent is None else pair.tangent.detach() for name, pair in pairs.items()}
+        return {name: pair.primal.detach() for name, pair in pairs.items()}, slopes
+
+
+def sums_by_example(step: Step, batch: Batch) -> Params:
+    """[n] by tensor: the sum of each example's gradient of the mean loss, where the layer is affine in its tensors.
+
+    With h what goes into a layer, z what comes out, and u(h) how z answers when all entries of a tensor move together,
+    the sum is <dL/dz, u(h)> over the example's part: no gradient of a parameter is computed, let alone one per example.
+    """
+    module, calls = step.model.module, cast(list[tuple[nn.Module, Tensor, Tensor]], [])
+
+    def watch(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        calls.append((layer, arguments[0], output))
+        return output.clone()  # what comes next may work in place
+
+    handles = [layer.register_forward_hook(watch) for layer in module.modules() if isinstance(layer, AFFINE)]
+    try:
+        with torch.enable_grad():
+            loss = step.loss_at(step.params, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    calls = [call for call in calls if len(call[1]) == len(call[2]) == len(batch)]
+    slopes = torch.autograd.grad(loss, [output for _, _, output in calls], allow_unused=True)
+    named = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+    found: Params = {}
+    with torch.no_grad():
+        for (layer, entering, output), slope in zip(calls, slopes, strict=True):
+            slope = torch.zeros_like(output) if slope is None else slope
+            for local, tensor in layer.named_parameters(recurse=False):
+                name = named[id(tensor)]
+                if name in step.params:
+                    answer = _answer(layer, local, entering, step, named)
+                    total = (slope * answer).flatten(1).sum(1).to(batch.inputs.device)
+                    found[name] = found[name] + total if name in found else total
+    return found
+
+
+AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, _BatchNorm, nn.LayerNorm, nn.GroupNorm)
+"""Layers whose output is weight times something of the input, plus bias."""
+
+
+def _answer(layer: nn.Module, local: str, entering: Tensor, step: Step, named: dict[int, str]) -> Tensor | float:
+    """How the output moves when all entries of one tensor move together; broadcast over what is equal."""
+    if local == "bias":
+        return 1.0
+    own = {key: torch.zeros_like(tensor) for key, tensor in layer.named_parameters(recurse=False)}
+    own["weight"] = torch.ones_like(own["weight"])
+    if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and getattr(layer, "groups", 1) == 1:
+        own = {key: tensor[:1] for key, tensor in own.items()}  # all outputs move alike: one is enough
+    buffers = {key: step.model.buffers[named[id(tensor)]] for key, tensor in layer.named_buffers(recurse=False)}
+    return cast(Tensor, functional_call(layer, {**own, **buffers}, (entering,)))

@@ -75,7 +75,7 @@ class Outpost(Defense):
         else:
             (kept,), (noisy,) = largest(sizes, keep), largest(fisher, len(noise))
         added = torch.zeros_like(values).masked_scatter_(noisy, noise.to(values))
-        return added.addcmul_(values, kept.to(values))
+        return added.add_(values * kept)
 
     def _pruned(self, size: int) -> int:
         return round(self.rho / 100 * size)
@@ -96,8 +96,7 @@ def layers(tree: Params) -> list[list[str]]:
 def layer_risk(params: Params) -> Tensor:
     """The variance of a layer's weights, at most 1; of its biases where it has nothing else."""
     weights = {name: tensor for name, tensor in params.items() if not name.endswith("bias")} or params
-    values = _joined(weights)
-    return (values - values.mean()).square_().mean().clamp_(max=1)
+    return _joined(weights).var(correction=0).clamp(max=1)
 
 
 def _example_fisher(step: Step) -> Params:

@@ -37,6 +37,9 @@ PARTS = 4
 WORTH_SCREENING = 1000
 """Entries times examples from which on random probes settle more than they cost: see docs/defenses/soteria.md."""
 
+SMALL_WORK = 10**10
+"""Entries times examples times parameters up to which an accelerator gets all exact norms before probes are started."""
+
 
 @DEFENSES.register("soteria")
 class Soteria(Defense):
@@ -119,10 +122,17 @@ class _Run(Defense):
         if options.probes:
             norms = rows.estimated(options.probes, step.rng)
             return largest(options.score(rows.values, norms).sum(0), count, options.score)
-        worth = rows.values.numel() >= WORTH_SCREENING and self.sharing is None
-        if options.screen and worth and 0 < count < features:
+        if 0 < count < features and options.screen and self._worth_screening(rows.values, step):
             return screened(rows, options.score, count, step.rng)
         return largest(options.score(rows.values, rows.exact()).sum(0), count, options.score)
+
+    def _worth_screening(self, values: Tensor, step: Step) -> bool:
+        """Probes and parts of a batch need examples that stand alone, and enough work to save."""
+        shapes = {name: buffer.shape for name, buffer in step.model.module.named_buffers()}
+        drawn = any(buffer.shape != shapes[name] for name, buffer in step.model.buffers.items())
+        work = values.numel() * sum(tensor.numel() for tensor in step.params.values())
+        small = values.device.type != "cpu" and work < SMALL_WORK
+        return self.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small
 
 
 @dataclass(frozen=True)
@@ -142,15 +152,22 @@ class Score:
         return total if self.paper else -total.abs()
 
     def bias_and_variance(self, probes: int) -> tuple[float, float]:
-        """Mean of (estimate / truth), and the relative variance, when a norm is a root mean square of Gaussians.
-
-        The mean square is then chi-square distributed, and its root enters the score above or below the line.
-        """
-        sign = -1 if self.paper else 1
-        half = probes / 2
-        bias = half ** (-sign / 2) * math.exp(math.lgamma(half + sign / 2) - math.lgamma(half))
+        """Mean of estimate / truth, and the relative variance of the estimate, when norms come from so many probes."""
+        bias = mean_of_root(probes, -1 if self.paper else 1)
         second = probes / (probes - 2) if self.paper else 1.0
         return bias, second / bias**2 - 1
+
+
+def mean_of_root(probes: int, power: Literal[-1, 1] = 1) -> float:
+    """The mean of the root of the mean square of so many standard normal numbers, or of its inverse.
+
+    The sum of squares is chi-square distributed, so that this is known.
+
+    >>> round(mean_of_root(4), 4), round(mean_of_root(1000), 4), round(mean_of_root(4, -1), 4)
+    (0.94, 0.9998, 1.2533)
+    """
+    half = probes / 2
+    return math.exp(math.lgamma(half + power / 2) - math.lgamma(half) - power / 2 * math.log(half))
 
 
 class RowNorms:

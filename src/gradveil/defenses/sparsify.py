@@ -11,6 +11,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Log, Transform
+from gradveil.defenses.largest import largest
 from gradveil.defenses.registry import DEFENSES
 
 
@@ -25,7 +26,7 @@ class Sparsify(Transform):
         self.rate = rate
 
     def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
-        kept = map_each(lambda g: largest(g, kept_of(g.numel(), self.rate)), tree)
+        kept = map_each(lambda g: kept_largest(g, kept_of(g.numel(), self.rate)), tree)
         left = sum(int(g.count_nonzero()) for g in kept.values())
         log.add("zeros", 1 - left / max(1, sum(g.numel() for g in kept.values())))
         return kept
@@ -40,11 +41,8 @@ def kept_of(entries: int, rate: float) -> int:
     return min(entries, max(1, round((1 - rate) * entries)))
 
 
-def largest(tensor: Tensor, count: int) -> Tensor:
-    """The tensor with all but its ``count`` entries of largest magnitude at zero."""
-    if count >= tensor.numel():
-        return tensor.clone()
-    flat = tensor.flatten()
-    # Ties are cut too: with a threshold, a tensor of equal entries would be kept whole.
-    index = flat.abs().topk(count, sorted=False).indices
-    return torch.zeros_like(flat).index_copy(0, index, flat[index]).view_as(tensor)
+def kept_largest(tensor: Tensor, count: int) -> Tensor:
+    """The tensor with all but its ``count`` entries of largest magnitude at zero; of equal ones the first are kept."""
+    magnitude = tensor.detach().flatten().abs()
+    (mask,) = largest(magnitude.float() if magnitude.dtype == torch.bfloat16 else magnitude, count)
+    return torch.where(mask.view_as(tensor), tensor, 0.0)

@@ -1,0 +1,99 @@
+"""Attacks that search in a generator, on real digits that it has not been trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from exchanges import observed, private_batches
+from gradveil.attacks import ATTACKS, Budget
+from gradveil.attacks.latent import into_l1_ball
+from gradveil.attacks.matching import Matching
+from gradveil.attacks.population import Evolution
+from gradveil.auditing import make_case, run_case
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import SILENT
+from gradveil.core.seeding import generator
+
+SEARCHES = {"adam": 150, "cma": 30, "turbo": 40}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", SEARCHES)
+def test_ggl_finds_digits(optimizer: str, tmp_path: Path) -> None:
+    """On undefended updates, against the same search without them."""
+    attack = f"ggl:optimizer={optimizer},iterations={SEARCHES[optimizer]},restarts=1"
+    case = make_case({"data": "mnist-samples", "images": 4, "defenses": ["none"], "attacks": [attack]})
+    audit = run_case(case, tmp_path)
+    found, alone = audit["rows"]
+    assert alone["attack"] == "prior-only"
+    assert found["identified"] > alone["identified"]
+    assert found["psnr"] > alone["psnr"] + 3
+    for curve in found["trace"]["objective"]:
+        assert curve[-1] < 0.7 * curve[0], json.dumps(curve)
+
+
+@pytest.mark.parametrize(
+    "spec", ["ggl:optimizer=adam", "ggl:optimizer=cma,population=6", "ggl:optimizer=turbo", "gifd"]
+)
+def test_each_search_goes_down(spec: str) -> None:
+    attack = ATTACKS.build(f"{spec}{',' if ':' in spec else ':'}iterations=12,restarts=1", Budget(1, 12))
+    for one in attack(observed(private_batches(2)), seeds=[0, 1]):
+        assert one.objective < one.trace[0]
+        assert one.inputs.shape == (1, 3, 32, 32)
+
+
+def test_gias_ends_in_weights_that_fit_better_than_any_code() -> None:
+    attack = ATTACKS.build("gias:iterations=40,weight_lr=0.0003,restarts=1", Budget(1, 40))
+    (found,) = attack(observed(private_batches(1)), seeds=[0])
+    code = [value for step, value in zip(found.steps, found.trace, strict=True) if step <= 5]
+    assert found.objective < min(code)
+    assert found.strategy.count("together") == 2, "two phases, each run in its own way"
+
+
+def test_a_generator_of_another_shape_is_refused() -> None:
+    with pytest.raises(GradveilError, match="draws 1x28x28, but the inputs are 3x32x32"):
+        ATTACKS.build("ggl:generator=mnist", Budget(1, 2))(observed(private_batches(1)), seeds=[0])
+
+
+def test_all_populations_are_valued_as_one_batch() -> None:
+    attack = ATTACKS.build("ggl:population=5,iterations=2,restarts=2,strategy=vmap", Budget(1, 2))
+    found = attack(observed(private_batches(2)), seeds=[0, 1])
+    assert "20 together" in found[0].strategy, "2 images, 2 restarts, 5 points each"
+
+
+def test_evolution_minimises_what_it_is_given() -> None:
+    """Four spheres with different centers, all at once."""
+    centers = torch.randn((4, 1, 6), generator=generator(0))
+
+    def evaluate(point: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        away = point["code"].view(4, -1, 1, 6) - centers[:, None]
+        return {}, away.square().sum(dim=(2, 3)).flatten()
+
+    with SILENT.task("", None) as task:
+        found = Evolution(iterations=60, together=12).run(evaluate, {"code": torch.zeros(4, 1, 6)}, [1, 2, 3, 4], task)
+    assert found.objectives.max() < 1e-4
+    torch.testing.assert_close(found.unknowns["code"], centers, atol=0.02, rtol=0)
+
+
+def test_the_l1_ball_is_met_at_its_nearest_point() -> None:
+    points = torch.randn((5, 4), generator=generator(2)).double() * 2
+    near = into_l1_ball(points, 1.5)
+    for point, found in zip(points, near, strict=True):
+        inside = point.abs().sum() <= 1.5
+        ball = {"type": "ineq", "fun": lambda y: 1.5 - abs(y).sum()}
+        best = minimize(
+            lambda y, x: ((y - x) ** 2).sum(), point.numpy() * 0.1, args=(point.numpy(),), constraints=ball
+        ).x
+        assert found.abs().sum() <= 1.5 + 1e-9
+        torch.testing.assert_close(found, point if inside else torch.from_numpy(best), atol=2e-3, rtol=0)
+
+
+def test_the_preset_is_a_composition() -> None:
+    attack = ATTACKS.build("gifd:iterations=40", Budget(1, 40))
+    assert isinstance(attack, Matching)
+    assert [phase.search.iterations for phase in attack.phases] == [10, 10, 10, 10]
