@@ -184,5 +184,15 @@ def test_impossible_options_are_refused(spec: str, message: str) -> None:
         DEFENSES.build(spec)
 
 
+def test_random_signs_are_balanced_and_independent() -> None:
+    signs = soteria.random_signs((40, 1000), generator(0))
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    assert abs(float(signs.mean())) < 4 / 200
+    products = (signs @ signs.T / 1000)[~torch.eye(40, dtype=torch.bool)]
+    assert products.std().item() == pytest.approx(1000**-0.5, rel=0.1)
+    bits = signs.view(-1, 8)
+    assert torch.corrcoef(bits.T)[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.06
+
+
 def test_the_mean_of_a_root_is_as_in_its_examples() -> None:
     assert doctest.testmod(soteria).failed == 0

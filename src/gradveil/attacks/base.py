@@ -61,6 +61,11 @@ class Attack(ABC):
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
 
+    @property
+    def by_defense(self) -> bool:
+        """Whether the attack treats updates under different known defenses differently, and so one at a time."""
+        return False
+
     @final
     def __call__(
         self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress = SILENT
@@ -69,7 +74,7 @@ class Attack(ABC):
         if len(seen) != len(seeds):
             raise GradveilError(f"{len(seen)} observations need as many seeds, not {len(seeds)}")
         found: dict[int, Reconstruction] = {}
-        for members in _same_broadcast(seen):
+        for members in _same_broadcast(seen, by_defense=self.by_defense):
             group = self.run([seen[i] for i in members], seeds=[seeds[i] for i in members], progress=progress)
             found.update(zip(members, group, strict=True))
         for i, one in enumerate(seen):
@@ -88,11 +93,12 @@ class Attack(ABC):
 ATTACKS: Registry[Attack] = Registry("attack")
 
 
-def _same_broadcast(seen: Sequence[Observation]) -> list[list[int]]:
+def _same_broadcast(seen: Sequence[Observation], *, by_defense: bool) -> list[list[int]]:
     """Positions of observations that can be attacked together: the same broadcast and the same private shapes."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, one in enumerate(seen):
-        key = (id(one.sent), id(one.module), one.kind, one.batch_size, one.recipe)
+        known = one.defense if by_defense else None
+        key = (id(one.sent), id(one.module), one.kind, one.batch_size, one.recipe, known)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from gradveil.attacks.aware import as_defended, estimated
 from gradveil.attacks.base import Attack, Reconstruction
 from gradveil.attacks.engine import (
     Batched,
@@ -28,6 +29,7 @@ from gradveil.attacks.engine import (
     plan_for,
     ways_of,
 )
+from gradveil.attacks.eot import Averaged
 from gradveil.attacks.explain import Explanation, explained
 from gradveil.attacks.joint import UnsupportedError
 from gradveil.attacks.labels import infer_labels
@@ -102,6 +104,10 @@ class Matching(Attack):
     """Weight of the squared distance of each restart to the mean of all restarts (group consistency)."""
     statistics: float = 0.0
     """Weight of the batch-norm statistics, where the threat model gives them."""
+    aware: bool = False
+    """Estimate from the update what a defense did to it, and do the same to candidates."""
+    draws: int = 0
+    """Average over so many draws of a known random defense (EOT); 0: take the update as it is."""
     explanation: Explanation = "simulated"
     strategy: Strategy = "auto"
     precision: Precision = "float32"
@@ -110,6 +116,10 @@ class Matching(Attack):
 
     def prior_only(self) -> Attack | None:
         return replace(self, objective=None, statistics=0.0, labels="read", title=f"{self.title} without the update")
+
+    @property
+    def by_defense(self) -> bool:
+        return self.draws > 0
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -195,6 +205,8 @@ class Matching(Attack):
             orders = [_order(size, generator(seed, "order", r), r) for seed in seeds for r in range(self.restarts)]
             labels = labels.gather(1, torch.stack(orders).to(device))
         given: Given = {"reply": stack([one.reply for one in seen])}
+        if self.aware:
+            given |= estimated(seen)
         if self.statistics and one.statistics is not None:
             given["statistics"] = stack([one.statistics or {} for one in seen])
         return {**for_population(given, self.restarts), "labels": labels}
@@ -224,6 +236,7 @@ class Matching(Attack):
             loss=self.loss,
             objective=self.objective,
             penalty=penalty,
+            distance=self._distance(one, self.objective),
             mixed=self.explanation == "surrogate",
         )
         singles = problem.values() if valued else problem.singles()
@@ -234,6 +247,18 @@ class Matching(Attack):
         except UnsupportedError:
             return plain
         return ways_of(singles, together if trusted else None)
+
+    def _distance(self, one: Observation, objective: Objective) -> Callable[[Params, Given], Tensor] | None:
+        """What an adversary who thinks of the defense minimises; None for the plain objective."""
+        averaged = Averaged(one, self.draws) if self.draws else None
+
+        def distance(update: Params, given: Given) -> Tensor:
+            def plain(candidate: Params) -> Tensor:
+                return objective(as_defended(candidate, given) if self.aware else candidate, given["reply"])
+
+            return plain(update) if averaged is None else averaged(update, plain)
+
+        return distance if self.aware or averaged else None
 
     def _best_of_restarts(self, best: _BestOfPhases) -> list[Reconstruction]:
         objectives = best.objectives.view(-1, self.restarts)

@@ -34,6 +34,8 @@ class Problem:
     loss: Loss
     objective: Objective
     penalty: Callable[[Params, Given], Tensor]
+    distance: Callable[[Params, Given], Tensor] | None = None
+    """How far a candidate's update is, where the plain objective does not say it; from (update, given)."""
     mixed: bool = False
     """Take the gradient between the first and the last parameters, as far along as the unknown ``mix`` says."""
 
@@ -41,6 +43,10 @@ class Problem:
     def recipe(self) -> Recipe:
         """The client's recipe as the adversary knows or assumes it."""
         return self.seen.recipe or Recipe(sends=self.seen.kind)
+
+    def away(self, update: Params, given: Given) -> Tensor:
+        """The distance of one candidate's update from what was seen."""
+        return self.objective(update, given["reply"]) if self.distance is None else self.distance(update, given)
 
     def value(self) -> Callable[[Params, Given], Tensor]:
         """The objective of one problem: run the local step on the candidate, and compare the updates."""
@@ -50,7 +56,7 @@ class Problem:
             inputs, targets = self.prior.decode(unknowns, given), self.targets(unknowns, given)
             start = between(sent, given["reply"], self.recipe.lr, unknowns["mix"]) if self.mixed else sent
             update = local_update(model, self.loss, start, inputs, targets, self.recipe)
-            return self.objective(update, given["reply"]) + self.penalty(unknowns, given)
+            return self.away(update, given) + self.penalty(unknowns, given)
 
         return value
 
@@ -74,7 +80,7 @@ class Problem:
             def loss(params: Params, u: Params) -> Tensor:
                 return model.loss(self.loss, params, self.prior.decode(u, given), self.targets(u, given))
 
-            direction, value = grad_and_value(self.objective)(grad(loss)(sent, unknowns), given["reply"])
+            direction, value = grad_and_value(self.away)(grad(loss)(sent, unknowns), given)
             slope = jvp(lambda params: grad(loss, argnums=1)(params, unknowns), (sent,), (direction,))[1]
             smooth, cost = grad_and_value(self.penalty)(unknowns, given)
             return add(slope, smooth), value + cost
@@ -85,11 +91,15 @@ class Problem:
         """Whether the update is one gradient at the broadcast, the same parameters for every problem."""
         return self.recipe.sends == "gradient" and not self.mixed
 
-    def _compared(self, gradients: Params, observed: Params) -> tuple[Params, Tensor]:
+    def _compared(self, gradients: Params, given: Given) -> tuple[Params, Tensor]:
         """The objective in full precision, whatever precision made the gradients: its sums are long."""
+        observed: Params = given["reply"]
         with torch.autocast(next(iter(observed.values())).device.type, enabled=False):
             exact = map_each(lambda gradient, like: gradient.to(like.dtype), gradients, observed)
-            return self.objective.slopes(exact, observed)
+            if self.distance is None:
+                return self.objective.slopes(exact, observed)
+            direction, values = vmap(grad_and_value(self.distance))(exact, given)
+            return direction, values
 
     def _shared(self) -> joint.SharedNetwork:
         """The network that all problems go through; raises UnsupportedError where they cannot share one."""
@@ -110,7 +120,7 @@ class Problem:
                 losses = vmap(self.loss)(outputs, targets)
                 slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
             with torch.no_grad():
-                _, values = self._compared(joint.gradients(calls, slopes, problems), given["reply"])
+                _, values = self._compared(joint.gradients(calls, slopes, problems), given)
                 return {}, values + vmap(self.penalty)(unknowns, given)
 
         return evaluate
@@ -128,7 +138,7 @@ class Problem:
                 slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls], create_graph=True)
                 with torch.no_grad():
                     gradients = joint.gradients(calls, slopes, problems)
-                    direction, values = self._compared(gradients, given["reply"])
+                    direction, values = self._compared(gradients, given)
                 costs = vmap(self.penalty)(leaves, given)
                 total = joint.along(calls, slopes, problems, direction) + costs.sum()
                 found = torch.autograd.grad(total, list(leaves.values()))

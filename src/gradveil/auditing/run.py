@@ -152,7 +152,7 @@ def _run_together(
 def _row(
     cell: Cell, made: Exchange, found: list[Reconstruction], seconds: float, judge: Judge, store: Store
 ) -> dict[str, Any]:
-    digest = cell.digest()
+    digest, logged = cell.digest(), {} if cell.prior_only else made.log.means()
     save_reconstructions(store.reconstruction(digest), found)
     return {
         "digest": digest,
@@ -166,8 +166,8 @@ def _row(
         "seconds": seconds,
         "problem_steps": sum(one.problem_steps for one in found),
         "strategy": found[0].strategy,
-        "log": made.log.means(),
-        **made.log.means(),
+        "log": logged,
+        **logged,
         "trace": _trace(found),
         "files": {
             "reconstruction": store.relative(store.reconstruction(digest)),

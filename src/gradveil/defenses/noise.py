@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import map_each
+from gradveil.core.trees import add, map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Log, Transform
 from gradveil.defenses.registry import DEFENSES
@@ -33,6 +33,9 @@ class Noise(Transform):
 
     def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
         return map_each(lambda g: g + self.sigma * self.draw(g, rng), tree)
+
+    def imitated(self, update: Params, drawn: Params) -> Params | None:
+        return add(update, drawn, self.sigma)
 
 
 def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:

@@ -1,0 +1,100 @@
+"""The adversary who thinks of the defense: what it estimates from an update alone, and what that buys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exchanges import observed, private_batches
+from gradveil.attacks import ATTACKS, Budget
+from gradveil.attacks.aware import UNBOUNDED, as_defended, clip_bound, cut_tensors, estimated
+from gradveil.attacks.eot import Averaged
+from gradveil.attacks.objectives import Cosine
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import add
+from gradveil.metrics import psnr
+
+MODELS = ["lenet:init=wide", "resnet18", "vit:depth=1,dim=24"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_clip_bound_is_read_off_the_norms(model: str) -> None:
+    (bare,) = observed(private_batches(1), model=model)
+    norms = sorted(float(tensor.norm()) for tensor in bare.reply.values())
+    (clipped,) = observed(private_batches(1), model=model, defense=f"clip:bound={norms[-3]}")
+    assert clip_bound(bare.reply) == UNBOUNDED
+    assert clip_bound(clipped.reply) == pytest.approx(norms[-3], rel=1e-3)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_was_cut_is_seen(model: str) -> None:
+    (bare,) = observed(private_batches(1), model=model)
+    (sparse,) = observed(private_batches(1), model=model, defense="sparsify:rate=0.9")
+    (pruned,) = observed(private_batches(1), model=model, defense="soteria:rate=0.8")
+    large = {name for name, tensor in bare.reply.items() if tensor.numel() >= 100}
+    classifier = [name for name, tensor in bare.reply.items() if tensor.dim() == 2][-1]
+    assert cut_tensors(bare.reply) == set()
+    assert large <= cut_tensors(sparse.reply)
+    assert cut_tensors(pruned.reply) == {classifier}
+
+
+def test_the_true_update_is_treated_as_the_defense_did() -> None:
+    batches = private_batches(2)
+    bare = observed(batches)
+    for defense in ("none", "clip:bound=2", "sparsify:rate=0.8", "soteria:rate=0.5"):
+        seen = observed(batches, defense=defense)
+        known = estimated(seen)
+        for i, one in enumerate(seen):
+            given = {
+                "reply": one.reply, "bound": known["bound"][i], "cut": {k: v[i] for k, v in known["cut"].items()}
+            }  # fmt: skip
+            for name, tensor in as_defended(bare[i].reply, given).items():
+                torch.testing.assert_close(tensor, one.reply[name], msg=f"{defense} {name}")
+
+
+@pytest.mark.parametrize("defense", ["sparsify:rate=0.9", "soteria:rate=0.8", "clip:bound=1"])
+def test_it_sees_through_defenses_that_leave_things_out(defense: str) -> None:
+    batches = private_batches(2)
+    seen, private = observed(batches, defense=defense), torch.cat([batch.inputs for batch in batches])
+    quality = {}
+    for aware in ("false", "true"):
+        found = ATTACKS.build(f"ig:aware={aware}", Budget(1, 400))(seen, seeds=[0, 1])
+        quality[aware] = float(psnr(torch.cat([one.inputs for one in found]), private).mean())
+    assert quality["true"] > quality["false"] + 4, quality
+
+
+def test_averaging_is_the_mean_over_draws() -> None:
+    (one,) = observed(private_batches(1), defense="noise:sigma=0.05")
+    averaged, objective = Averaged(one, 3), Cosine()
+    by_hand = [
+        objective(add(one.reply, {name: drawn[k] for name, drawn in averaged.draws.items()}, 0.05), one.reply)
+        for k in range(3)
+    ]
+    found = averaged(one.reply, lambda update: objective(update, one.reply))
+    torch.testing.assert_close(found, torch.stack(by_hand).mean())
+
+
+def test_a_draw_of_censor_is_orthogonal_and_of_the_same_length() -> None:
+    (one,) = observed(private_batches(1), defense="censor")
+    averaged = Averaged(one, 1)
+    drawn = averaged.defense.imitated(one.reply, {name: tensor[0] for name, tensor in averaged.draws.items()})
+    assert drawn is not None
+    for name, tensor in drawn.items():
+        assert float(torch.cosine_similarity(tensor.flatten(), one.reply[name].flatten(), dim=0).abs()) < 1e-4
+        torch.testing.assert_close(tensor.norm(), one.reply[name].norm())
+
+
+@pytest.mark.parametrize(("defense", "threat", "words"), [("noise", "B", "needs to know it"), ("clip", "C", "nothing")])
+def test_averaging_needs_a_known_and_random_defense(defense: str, threat: str, words: str) -> None:
+    with pytest.raises(GradveilError, match=words):
+        ATTACKS.build("ig:draws=2", Budget(1, 1))(
+            observed(private_batches(1), defense=defense, threat=threat), seeds=[0]
+        )
+
+
+def test_different_defenses_are_averaged_over_one_by_one() -> None:
+    batches = private_batches(1)
+    seen = [*observed(batches, defense="noise:sigma=0.1"), *observed(batches, defense="censor")]
+    together = ATTACKS.build("ig:draws=2,strategy=vmap", Budget(1, 3))(seen, seeds=[0, 0])
+    alone = ATTACKS.build("ig:draws=2,strategy=vmap", Budget(1, 3))(seen[1:], seeds=[0])
+    torch.testing.assert_close(together[1].inputs, alone[0].inputs)
