@@ -21,6 +21,7 @@ CROSSED = 3
 
 _errors = Console(stderr=True)
 _out = Console(soft_wrap=True)
+_WIDE = 160
 
 
 def audit(
@@ -142,7 +143,7 @@ def _print_summary(result: dict[str, Any], page: Path) -> None:
             "any" if row["prior_of"] else row["defense"], attack, f"{row['psnr']:.1f}", f"{row['ssim']:.3f}", lpips,
             f"{row['identified']:.0%}", f"{row['label_accuracy']:.0%}", f"{row['seconds']:.1f}",
         )  # fmt: skip
-    _out.print(table)
+    _out.print(table, width=None if _out.is_terminal else _WIDE)  # a file or a pipe has no edge to wrap at
     _out.print()
     for verdict in result["verdicts"]:
         _out.print(verdict["sentence"], highlight=False, markup=False)

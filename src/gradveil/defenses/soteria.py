@@ -205,7 +205,7 @@ class RowNorms:
             return slope.square()
 
         try:
-            return vmap(square, chunk_size=4 * self._at_once)(directions).sum(0)
+            return vmap(square, chunk_size=2 * self._at_once)(directions).sum(0)
         except NotImplementedError as error:  # PyTorch names the operation
             raise GradveilError(
                 "defense soteria: this model has an operation without a forward derivative: write "
