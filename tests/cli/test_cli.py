@@ -17,7 +17,17 @@ from auditing.test_audit import comparable
 from gradveil.core.tensor_files import write_tensors
 
 TINY = ["--attack", "ig:iterations=8,restarts=2", "--images", "2", "--gallery", "10"]
-SLOWER = ["--attack", "ig:iterations=150,restarts=2", "--images", "2", "--gallery", "10"]
+SLOWER = [
+    "--attack",
+    "ig:iterations=20,restarts=2",
+    "--attack",
+    "ig:iterations=150,restarts=2",
+    "--images",
+    "2",
+    "--gallery",
+    "10",
+]
+"""Two batches of two rows each, the second one longer, and two rows of the prior alone."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -111,8 +121,10 @@ def test_a_crossed_bound_is_exit_code_3(audited: Path, tmp_path: Path) -> None:
     assert kept.returncode == 0
 
 
-def rows_done(folder: Path) -> int:
-    return len(list(folder.glob("rows/*/row.json")))
+def rows_done(folder: Path) -> list[str]:
+    """The rows of the batches that are finished."""
+    path = folder / "audit.json"
+    return [row["digest"] for row in json.loads(path.read_text())["rows"]] if path.exists() else []
 
 
 def interrupted(folder: Path, how: signal.Signals, after_rows: int) -> int:
@@ -121,20 +133,21 @@ def interrupted(folder: Path, how: signal.Signals, after_rows: int) -> int:
         command("audit", *SLOWER, "--out", str(folder)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while rows_done(folder) < after_rows and process.poll() is None and time.monotonic() < deadline:
+    while len(rows_done(folder)) < after_rows and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(how)
     return process.wait(timeout=60)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "kill -9"])
-def test_an_interrupted_audit_loses_at_most_the_row_under_way(how: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_audit_loses_at_most_the_batch_under_way(how: signal.Signals, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert gradveil("audit", *SLOWER, "--out", str(whole)).returncode == 0
-    code = interrupted(parts, how, after_rows=1)
+    code = interrupted(parts, how, after_rows=2)
     assert code == (130 if how is signal.SIGINT else -signal.SIGKILL)
-    kept = {path: path.stat().st_mtime_ns for path in parts.glob("rows/*/row.json")}
-    assert 1 <= len(kept) < 3
+    paths = [parts / "rows" / digest / "row.json" for digest in rows_done(parts)]
+    kept = {path: path.stat().st_mtime_ns for path in paths}
+    assert 2 <= len(kept) < 6
     resumed = gradveil("audit", *SLOWER, "--out", str(parts), "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert all(path.stat().st_mtime_ns == then for path, then in kept.items()), "finished rows are not run again"
