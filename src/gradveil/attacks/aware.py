@@ -42,7 +42,7 @@ def as_defended(update: Params, given: Given) -> Params:
 
     def treated(tensor: Tensor, sent: Tensor, cut: Tensor) -> Tensor:
         norm = (tensor.square().sum() + 1e-30).sqrt()
-        longest = given["bound"]
+        longest: Tensor = given["bound"]
         sparse = torch.where(cut > 0, (sent != 0).to(tensor), torch.ones_like(tensor))
         return tensor * (longest / norm.clamp(min=longest)) * sparse
 
