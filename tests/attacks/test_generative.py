@@ -38,10 +38,10 @@ def test_ggl_finds_digits(optimizer: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["ggl:optimizer=adam", "ggl:optimizer=cma,population=6", "ggl:optimizer=turbo", "gifd"]
+    "spec", ["ggl:optimizer=adam", "ggl:optimizer=cma,population=12", "ggl:optimizer=turbo", "gifd"]
 )
 def test_each_search_goes_down(spec: str) -> None:
-    attack = ATTACKS.build(f"{spec}{',' if ':' in spec else ':'}iterations=12,restarts=1", Budget(1, 12))
+    attack = ATTACKS.build(f"{spec}{',' if ':' in spec else ':'}iterations=20,restarts=1", Budget(1, 20))
     for one in attack(observed(private_batches(2)), seeds=[0, 1]):
         assert one.objective < one.trace[0]
         assert one.inputs.shape == (1, 3, 32, 32)

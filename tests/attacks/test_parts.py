@@ -46,10 +46,11 @@ def test_total_variation_of_a_step_and_of_nothing() -> None:
 def test_pixels_stay_in_the_valid_range() -> None:
     prior = Pixels(SAMPLES.domain, "cpu")
     far = {"pixels": 100 * torch.randn(2, 3, 3, 32, 32, generator=generator(0))}
-    inputs = prior.decode(prior.project(far))
+    inputs = prior.decode(prior.project(far), {})
     assert inputs.min() >= -1e-6
     assert inputs.max() <= 1 + 1e-6
-    assert torch.equal(prior.start(2, generator(1))["pixels"], prior.start(2, generator(1))["pixels"])
+    first, second = prior.starts(2, [generator(1), generator(1)])["pixels"]
+    assert torch.equal(first, second), "a generator alone decides where its problem starts"
 
 
 def quadratic(point: Params) -> tuple[Params, torch.Tensor]:

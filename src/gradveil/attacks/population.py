@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,8 @@ class Evolution(PopulationSearch):
             cma.CMAEvolutionStrategy(
                 code.flatten().double().cpu().numpy(),
                 self.spread,
-                {"popsize": self.together, "seed": seed % (2**31 - 2) + 1, "verbose": -9, "verb_log": 0},
+                # draws of its own: pycma would take numpy's global ones, and all strategies the same
+                {"popsize": self.together, "seed": np.nan, "randn": _normal(seed), "verbose": -9, "verb_log": 0},
             )
             for code, seed in zip(begin, seeds, strict=True)
         ]
@@ -104,6 +105,11 @@ class Evolution(PopulationSearch):
                 strategy.tell(points, found)
             task.advance(len(begin))
         return kept.found(self.iterations)
+
+
+def _normal(seed: int) -> Callable[..., Any]:
+    rng = np.random.default_rng(seed)
+    return lambda *shape: rng.standard_normal(shape)
 
 
 def _pycma() -> Any:

@@ -233,8 +233,7 @@ def sums_by_example(step: Step, batch: Batch) -> Params:
             for local, tensor in layer.named_parameters(recurse=False):
                 name = named[id(tensor)]
                 if name in step.params:
-                    answer = _answer(layer, local, entering, step, named)
-                    total = (slope * answer).flatten(1).sum(1).to(batch.inputs.device)
+                    total = _product(slope, layer, local, entering, step, named).to(batch.inputs.device)
                     found[name] = found[name] + total if name in found else total
     return found
 
@@ -243,13 +242,17 @@ AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, _BatchNorm, nn.LayerNorm, 
 """Layers whose output is weight times something of the input, plus bias."""
 
 
-def _answer(layer: nn.Module, local: str, entering: Tensor, step: Step, named: dict[int, str]) -> Tensor | float:
-    """How the output moves when all entries of one tensor move together; broadcast over what is equal."""
+def _product(
+    slope: Tensor, layer: nn.Module, local: str, entering: Tensor, step: Step, named: dict[int, str]
+) -> Tensor:
+    """[n]: what comes back to a layer times how its output moves when all entries of one tensor move together."""
     if local == "bias":
-        return 1.0
+        return slope.flatten(1).sum(1)
     own = {key: torch.zeros_like(tensor) for key, tensor in layer.named_parameters(recurse=False)}
     own["weight"] = torch.ones_like(own["weight"])
     if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and getattr(layer, "groups", 1) == 1:
         own = {key: tensor[:1] for key, tensor in own.items()}  # all outputs move alike: one is enough
+        slope = slope.sum(-1 if isinstance(layer, nn.Linear) else 1, keepdim=True)
     buffers = {key: step.model.buffers[named[id(tensor)]] for key, tensor in layer.named_buffers(recurse=False)}
-    return cast(Tensor, functional_call(layer, {**own, **buffers}, (entering,)))
+    moved: Tensor = functional_call(layer, {**own, **buffers}, (entering,))
+    return (slope * moved).flatten(1).sum(1)
