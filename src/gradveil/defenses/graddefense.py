@@ -1,7 +1,7 @@
 """GradDefense (Wang et al., INFOCOM 2022): noise on randomly chosen slices of the gradient, all equally sensitive.
 
 A tensor is sensitive if its gradient moves with the input: ||d(sum of its entries)/dx||, averaged over public images.
-Sensitive tensors are cut into more slices, so that noise falls on them more often.
+A sensitive tensor lies in many slices, so that hardly any draw leaves all of it alone.
 """
 
 from __future__ import annotations
