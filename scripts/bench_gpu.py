@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from gradveil.bench.throughput import CIFAR, throughput
+from gradveil.bench.throughput import throughput
+from gradveil.bench.timing import CIFAR
 
 PHOTOS = replace(CIFAR, height=224, width=224, classes=1000)
 SETTINGS = {

@@ -87,17 +87,16 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_resumed_audit_keeps_its_rows_and_adds_new_ones(tmp_path: Path) -> None:
+    """One by one, so that numbers do not depend on what is attacked beside them."""
+    apart = {**TINY, "attacks": ["ig:iterations=8,restarts=2,strategy=loop"]}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_case(make_case(TINY), whole)
-    run_case(make_case({**TINY, "defenses": ["none"]}), parts)
+    run_case(make_case(apart), whole)
+    run_case(make_case({**apart, "defenses": ["none"]}), parts)
     first = (parts / "rows" / read(parts)["rows"][0]["digest"] / "row.json").stat().st_mtime_ns
     with pytest.raises(GradveilError, match="--resume"):
-        run_case(make_case(TINY), parts)
-    run_case(make_case(TINY), parts, resume=True)
-    for one, other in zip(comparable(parts), comparable(whole), strict=True):
-        assert one["digest"] == other["digest"]
-        # another batch of problems, other last digits, which following signs blows up
-        assert one["psnr"] == pytest.approx(other["psnr"], abs=0.1)
+        run_case(make_case(apart), parts)
+    run_case(make_case(apart), parts, resume=True)
+    assert comparable(parts) == comparable(whole)
     assert (parts / "rows" / read(parts)["rows"][0]["digest"] / "row.json").stat().st_mtime_ns == first
 
 

@@ -93,14 +93,15 @@ def test_the_search_is_the_written_formula(box: bool) -> None:
 
 
 def test_searches_in_groups_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, step = step_on(WIDE, examples=3)
+    batch = SAMPLES.batch(range(3))
+    double = Batch(batch.inputs.double(), batch.labels)  # Adam's first steps follow signs, which rounding can turn
+    _, step = step_of(models.build(WIDE, SAMPLES.domain, seed=0).double(), double)
     start = Batch(step.batch.inputs.roll(1, 0), step.batch.labels.roll(1, 0))
     whole = QUICK.run(step, step.batch, start)
     monkeypatch.setattr(_concealed, "_NUMBERS_TOGETHER", 2 * sum(p.numel() for p in step.params.values()))
     parts = QUICK.run(step, step.batch, start)
-    away = (whole.batch.inputs - parts.batch.inputs).abs()
-    assert (away > 1e-2).float().mean() < 0.01, "up to rounding, which the search blows up in single pixels"
-    assert torch.allclose(whole.cosine, parts.cosine, atol=1e-3)
+    assert torch.allclose(whole.batch.inputs, parts.batch.inputs, atol=1e-6)
+    assert torch.allclose(whole.cosine, parts.cosine, atol=1e-6)
     assert torch.allclose(whole.start_distance, parts.start_distance)
 
 

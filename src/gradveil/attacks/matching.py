@@ -129,18 +129,19 @@ class Matching(Attack):
         problems = len(seen) * self.restarts
         total = problems * sum(phase.search.iterations for phase in self.phases)
         seen = [explained(one, self.explanation) for one in seen]
-        best, outcome = _BestOfPhases(), None
+        best, outcome = None, None
         with progress.task(self.title, total, "problem-steps") as task:
             for phase in self.phases:
                 task.note("choosing how to run")
                 ready = self._ready(phase, outcome, seen, seeds)
                 task.note(str(ready.plan))
-                found = self._searched(phase, ready, seen[0], seeds, task)
+                found = self._search(phase, ready, seen[0], seeds, task)
                 outcome = Outcome(ready.prior, ready.given, found)
-                best.see(outcome, str(ready.plan))
+                best = _better(best, _pictures(outcome, str(ready.plan)))
+        assert best is not None
         return self._best_of_restarts(best)
 
-    def _searched(self, phase: Phase, ready: Prepared, one: Observation, seeds: Sequence[int], task: Task) -> Found:
+    def _search(self, phase: Phase, ready: Prepared, one: Observation, seeds: Sequence[int], task: Task) -> Found:
         if isinstance(phase.search, PopulationSearch):
             drawn = [derive(seed, "population", r) for seed in seeds for r in range(self.restarts)]
             return phase.search.run(ready.evaluate, ready.starts, drawn, task)
@@ -260,7 +261,7 @@ class Matching(Attack):
 
         return distance if self.aware or averaged else None
 
-    def _best_of_restarts(self, best: _BestOfPhases) -> list[Reconstruction]:
+    def _best_of_restarts(self, best: _Pictures) -> list[Reconstruction]:
         objectives = best.objectives.view(-1, self.restarts)
         chosen = objectives.argmin(dim=1) + torch.arange(len(objectives), device=objectives.device) * self.restarts
         inputs = best.inputs[chosen].nan_to_num(0.5).clamp(0, 1).cpu()
@@ -282,25 +283,49 @@ class Matching(Attack):
         ]
 
 
-class _BestOfPhases:
-    """For each problem the picture of the phase with the lowest objective; the trace runs through all phases."""
+@dataclass(frozen=True)
+class _Pictures:
+    """What the phases so far came to: for each problem the best picture, and the trace through all of them."""
 
-    def see(self, outcome: Outcome, strategy: str) -> None:
-        found = outcome.found
-        inputs = vmap(outcome.prior.decode)(found.unknowns, outcome.given)
-        searched = found.unknowns.get("labels")
-        labels = outcome.given["labels"] if searched is None else searched.argmax(dim=-1)
-        if not hasattr(self, "inputs"):
-            self.inputs, self.labels, self.objectives, self.stopped = inputs, labels, found.objectives, found.stopped
-            self.steps, self.trace, self.strategy = found.steps, found.trace, strategy
-            return
-        better = found.objectives < self.objectives
-        self.inputs = torch.where(better.view(-1, 1, 1, 1, 1), inputs, self.inputs)
-        self.labels = torch.where(better.view(-1, 1), labels, self.labels)
-        self.objectives = torch.where(better, found.objectives, self.objectives)
-        self.stopped = tuple(b if use else a for a, b, use in zip(self.stopped, found.stopped, better, strict=True))
-        self.steps += tuple(self.steps[-1] + step for step in found.steps)
-        self.trace, self.strategy = torch.cat([self.trace, found.trace]), f"{self.strategy}; {strategy}"
+    inputs: Tensor
+    """[N, B, C, H, W]."""
+    labels: Tensor
+    objectives: Tensor
+    stopped: tuple[str, ...]
+    steps: tuple[int, ...]
+    trace: Tensor
+    strategy: str
+
+
+def _pictures(outcome: Outcome, strategy: str) -> _Pictures:
+    """The outcome of one phase as pictures."""
+    found = outcome.found
+    searched = found.unknowns.get("labels")
+    return _Pictures(
+        inputs=vmap(outcome.prior.decode)(found.unknowns, outcome.given),
+        labels=outcome.given["labels"] if searched is None else searched.argmax(dim=-1),
+        objectives=found.objectives,
+        stopped=found.stopped,
+        steps=found.steps,
+        trace=found.trace,
+        strategy=strategy,
+    )
+
+
+def _better(before: _Pictures | None, after: _Pictures) -> _Pictures:
+    """For each problem the picture of the phase with the lower objective."""
+    if before is None:
+        return after
+    later = after.objectives < before.objectives
+    return _Pictures(
+        inputs=torch.where(later.view(-1, 1, 1, 1, 1), after.inputs, before.inputs),
+        labels=torch.where(later.view(-1, 1), after.labels, before.labels),
+        objectives=torch.where(later, after.objectives, before.objectives),
+        stopped=tuple(b if use else a for a, b, use in zip(before.stopped, after.stopped, later, strict=True)),
+        steps=before.steps + tuple(before.steps[-1] + step for step in after.steps),
+        trace=torch.cat([before.trace, after.trace]),
+        strategy=f"{before.strategy}; {after.strategy}",
+    )
 
 
 def _read(_unknowns: Params, given: Given) -> Tensor:

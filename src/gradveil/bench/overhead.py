@@ -8,7 +8,6 @@ entry of the representation, GradDefense with one second-order pass for each par
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,16 +16,16 @@ import torch
 from torch import Tensor
 
 from gradveil import models
+from gradveil.bench.timing import CIFAR, seconds
 from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
-from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images
 from gradveil.models import Functional, classifier
 
-CIFAR = Domain(3, 32, 32, 10, (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262))
 STANDARD_DEFENSES = (
     "noise", "clip", "clip:per=example", "sparsify", "dp", "soteria", "graddefense", "censor", "outpost",
     "dcs2:iterations=10", "dcs2plus:iterations=10", "precode", "ats",
@@ -177,14 +176,5 @@ def _step(module: torch.nn.Module, batch: Batch, device: str) -> tuple[Params, S
 
 def _ms(work: Callable[[], object], device: str, repeats: int) -> float:
     """The fastest of some runs after a warm-up, in milliseconds: noise of a machine only ever adds."""
-    best = float("inf")
-    for number in range(repeats + 1):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if number or repeats == 0:
-            best = min(best, time.perf_counter() - started)
-    return 1e3 * best
+    work()
+    return 1e3 * min(seconds(work, device) for _ in range(max(1, repeats)))

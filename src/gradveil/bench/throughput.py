@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -13,6 +12,7 @@ from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.matching import Matching
 from gradveil.attacks.search import Adam, Search
+from gradveil.bench.timing import CIFAR, seconds
 from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT
@@ -20,8 +20,6 @@ from gradveil.core.seeding import generator
 from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Domain, Recipe
 from gradveil.threat import Observation, observe, threat_model
-
-CIFAR = Domain(3, 32, 32, 10, (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262))
 
 
 def throughput(
@@ -43,7 +41,7 @@ def throughput(
 
     search = Adam(iterations=steps, signed=True)
     walk(replace(search, iterations=2))
-    fast = problems * (steps + 1) / _seconds(lambda: walk(search), device)  # a search evaluates once more at its end
+    fast = problems * (steps + 1) / seconds(lambda: walk(search), device)  # a search evaluates once more at its end
     slow = _eager_rate(matching, seen[0], device, steps)
     return {
         "bench": "throughput",
@@ -109,14 +107,4 @@ def _eager_rate(matching: Matching, one: Observation, device: str, steps: int) -
             step()
 
     run(2)
-    return steps / _seconds(lambda: run(steps), device)
-
-
-def _seconds(work: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return steps / seconds(lambda: run(steps), device)

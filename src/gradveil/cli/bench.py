@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from gradveil import bench
-from gradveil.bench.throughput import CIFAR
+from gradveil.bench.timing import CIFAR
 from gradveil.cli.progress import Terminal
 
 app = typer.Typer(help="Benchmarks, each against a baseline in the same run.", no_args_is_help=True)

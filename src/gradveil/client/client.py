@@ -60,9 +60,16 @@ class Client:
         defense = self.defense.prepared(start)
 
         def defended(gradient: Params, taken: Taken) -> Params:
-            part, index = local.take(taken.examples), places[taken.examples]
-            about = {"model": taken.model, "params": taken.params, "number": taken.number, "value": taken.value}
-            return defense.on_gradient(gradient, replace(start, batch=part, index=index, **about))  # type: ignore[arg-type]
+            step = replace(
+                start,
+                model=taken.model,
+                params=taken.params,
+                batch=local.take(taken.examples),
+                index=places[taken.examples],
+                number=taken.number,
+                value=taken.value,
+            )
+            return defense.on_gradient(gradient, step)
 
         update = local_update(
             self.model,
