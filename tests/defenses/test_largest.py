@@ -4,19 +4,19 @@ import pytest
 import torch
 
 from gradveil.core.seeding import generator
-from gradveil.defenses.largest import largest
+from gradveil.defenses.largest import largest, largest_of_each
 
 
 @pytest.mark.parametrize("counts", [(0, 7), (30, 12), (1, 100), (100, 0), (99, 98)])
 def test_so_many_and_the_largest(counts: tuple[int, int]) -> None:
-    values = torch.randn(100, generator=generator(0))
+    values = torch.randn(100, generator=generator(0)).abs()
     for count, mask in zip(counts, largest(values, *counts), strict=True):
         assert set(values[mask].tolist()) == set(values.sort(descending=True).values[:count].tolist())
 
 
 @pytest.mark.parametrize("kind", ["normal", "mostly zero", "sorted", "constant"])
-def test_a_large_one_by_its_sample(kind: str) -> None:
-    values = torch.randn(200_000, generator=generator(1))
+def test_a_large_one(kind: str) -> None:
+    values = torch.randn(200_000, generator=generator(1)).abs()
     values = {"normal": values, "mostly zero": values * (values > 1), "sorted": values.sort().values}.get(
         kind, values * 0
     )
@@ -31,3 +31,16 @@ def test_ties_are_cut() -> None:
     few, many = largest(values, 1, 4)
     assert few.tolist() == [False, True, False, False, False, False]
     assert many.tolist() == [True, True, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+)
+def test_parts_side_by_side(device: str) -> None:
+    sizes, values = [5, 1, 300], torch.randn(306, generator=generator(2)).abs().to(device)
+    values[10:200] = 0.5  # ties
+    for few, mask in zip(
+        ([2, 1, 90], [0, 0, 300]), largest_of_each(values, sizes, [2, 1, 90], [0, 0, 300]), strict=True
+    ):
+        for count, part, chosen in zip(few, values.split(sizes), mask.split(sizes), strict=True):
+            assert chosen.tolist() == largest(part.cpu(), count)[0].tolist()

@@ -112,11 +112,12 @@ def test_fisher_information_of_single_examples(at_once: int, monkeypatch: pytest
 
 def test_risk_is_the_variance_of_the_weights_and_at_most_one() -> None:
     weights = torch.tensor([0.1, 0.5, -0.3, 0.3])
-    risk = outpost.layer_risk({"fc.weight": weights, "fc.bias": torch.tensor([9.0])}).item()
-    assert risk == pytest.approx(((weights - 0.15) ** 2).mean().item())
-    assert outpost.layer_risk({"fc.weight": 100 * weights}).item() == 1
-    assert outpost.layer_risk({"scale.bias": weights}).item() == pytest.approx(risk), "nothing but a bias"
-    assert outpost.layer_risk({"gain": torch.tensor(3.0)}).item() == 0
+    variance = ((weights - 0.15) ** 2).mean().item()
+    params = {
+        "fc.weight": weights, "fc.bias": torch.tensor([9.0]), "wide.weight": 100 * weights, "only.bias": weights,
+        "gain": torch.tensor(3.0),
+    }  # fmt: skip
+    assert outpost.layer_risks(params, outpost.layers(params)).tolist() == pytest.approx([variance, 1, variance, 0])
 
 
 def test_wide_layers_get_the_noise_of_risk_one() -> None:

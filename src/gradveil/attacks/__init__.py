@@ -1,7 +1,7 @@
 """Attacks. Importing this package registers all of them."""
 
 from gradveil.attacks import analytic, generative, presets  # noqa: F401  (each registers its own)
-from gradveil.attacks.base import ATTACKS, BUDGETS, Attack, Budget, Reconstruction
+from gradveil.attacks.base import ATTACKS, BUDGETS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.storage import load_reconstructions, save_reconstructions
 
 __all__ = [
@@ -9,7 +9,9 @@ __all__ = [
     "BUDGETS",
     "Attack",
     "Budget",
+    "Crafted",
     "Reconstruction",
+    "Server",
     "load_reconstructions",
     "save_reconstructions",
 ]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry
+from gradveil.core.types import Batch, Domain, Params
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -56,6 +57,30 @@ class Reconstruction:
     """How the engine ran it."""
 
 
+@dataclass(frozen=True)
+class Crafted:
+    """What a dishonest server broadcasts instead of the honest model."""
+
+    module: nn.Module
+    """The architecture it sends; parameters are those of ``sent``."""
+    model: str
+    """The spec that builds this architecture."""
+    sent: Params
+    tampered: tuple[str, ...]
+    """Names of the parameters that the server changed or added."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a dishonest server holds before it crafts: the honest broadcast, and public data if it has any."""
+
+    module: nn.Module
+    model: str
+    sent: Params
+    domain: Domain
+    public: Batch | None = None
+
+
 class Attack(ABC):
     """Base of all attacks. Subclasses write ``run``; calling the attack checks what goes in and what comes out."""
 
@@ -65,6 +90,19 @@ class Attack(ABC):
     def by_defense(self) -> bool:
         """Whether the attack treats updates under different known defenses differently, and so one at a time."""
         return False
+
+    @property
+    def crafts(self) -> bool:
+        """Whether the attack needs a broadcast of its own making: then ``craft`` says what clients are sent."""
+        return Knowledge.CRAFT in self.requires
+
+    def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:  # noqa: ARG002
+        """What to send one client next, after its replies so far; None when there is nothing more to ask.
+
+        Only called for attacks that craft. The last reply becomes the observation that ``run`` gets, with the others
+        in its ``earlier``.
+        """
+        return None
 
     @final
     def __call__(

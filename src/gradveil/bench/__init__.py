@@ -1,6 +1,7 @@
 """Benchmarks: each prints one JSON object, with its baseline measured in the same run."""
 
+from gradveil.bench.generation import generation
 from gradveil.bench.overhead import STANDARD_DEFENSES, overhead
 from gradveil.bench.throughput import throughput
 
-__all__ = ["STANDARD_DEFENSES", "overhead", "throughput"]
+__all__ = ["STANDARD_DEFENSES", "generation", "overhead", "throughput"]

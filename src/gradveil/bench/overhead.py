@@ -92,8 +92,9 @@ def _censor(defense: Defense, module: torch.nn.Module, batch: Batch, device: str
             for _ in range(trials):
                 step.loss_at(step.params)
 
-    whole = _ms(lambda: defense.on_gradient(gradient, step), device, repeats)
-    slow = _ms(evaluations, device, repeats)
+    whole, slow = _ms_in_turn(
+        lambda: defense.on_gradient(gradient, step), evaluations, device=device, repeats=2 * repeats
+    )
     return {"defense_ms": round(whole, 3), "trials_in_turn_ms": round(slow, 3), "to_trials": round(whole / slow, 3)}
 
 
@@ -102,12 +103,12 @@ def _outpost(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
     many = Batch(batch.inputs.repeat(EPOCH, 1, 1, 1), batch.labels.repeat(EPOCH))
     recipe = Recipe(sends="delta", batch_size=len(batch), lr=0.01)
 
-    def epoch(with_defense: Defense) -> float:
+    def epoch(with_defense: Defense) -> Callable[[], object]:
         client = Client(module, recipe=recipe, defense=with_defense)
         sent = client.model.params
-        return _ms(lambda: client.reply(sent, many, generator(0, device=device)), device, max(2, repeats // 2))
+        return lambda: client.reply(sent, many, generator(0, device=device))
 
-    bare, defended = epoch(Defense()), epoch(defense)
+    bare, defended = _ms_in_turn(epoch(Defense()), epoch(defense), device=device, repeats=2 * repeats)
     return {"epoch_ms": round(defended, 2), "plain_epoch_ms": round(bare, 2), "epoch_ratio": round(defended / bare, 3)}
 
 
@@ -176,5 +177,12 @@ def _step(module: torch.nn.Module, batch: Batch, device: str) -> tuple[Params, S
 
 def _ms(work: Callable[[], object], device: str, repeats: int) -> float:
     """The fastest of some runs after a warm-up, in milliseconds: noise of a machine only ever adds."""
-    work()
-    return 1e3 * min(seconds(work, device) for _ in range(max(1, repeats)))
+    return _ms_in_turn(work, device=device, repeats=repeats)[0]
+
+
+def _ms_in_turn(*works: Callable[[], object], device: str, repeats: int) -> list[float]:
+    """The same for works whose ratio is asked for: taken in turn, so that a busy moment falls on all of them."""
+    for work in works:
+        work()
+    rounds = [[seconds(work, device) for work in works] for _ in range(max(1, repeats))]
+    return [1e3 * min(taken) for taken in zip(*rounds, strict=True)]

@@ -53,3 +53,16 @@ def overhead(
         progress=Terminal(Console(stderr=True)),
     )
     typer.echo(json.dumps(result))
+
+
+@app.command()
+def generation(
+    model: Annotated[str, typer.Option(help="Model, such as resnet18.")] = "lenet:init=wide",
+    images: Annotated[int, typer.Option(help="Images that are attacked together.")] = 8,
+    population: Annotated[int, typer.Option(help="Codes in a generation of each.")] = 50,
+    rounds: Annotated[int, typer.Option(help="Timed generations.")] = 10,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Time of one generation of CMA-ES against one gradient step on as many codes."""
+    result = bench.generation(model=model, images=images, population=population, rounds=rounds, device=device)
+    typer.echo(json.dumps(result))

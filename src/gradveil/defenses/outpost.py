@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,7 +11,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
-from gradveil.defenses.largest import largest
+from gradveil.defenses.largest import largest_of_each
 from gradveil.defenses.registry import DEFENSES
 
 EXAMPLES_AT_ONCE = 2**28
@@ -47,34 +46,31 @@ class Outpost(Defense):
             return gradient
         fisher = _example_fisher(step) if self.fisher == "example" else None
         groups = layers(gradient)
+        part = {name: gradient[name] for names in groups for name in names}
+        values = _joined(part)
         sizes = [sum(gradient[name].numel() for name in names) for names in groups]
-        noises = self._noises(sizes, step.rng)
-        sent: Params = {}
-        risks = []
-        for names, noise in zip(groups, noises, strict=True):
-            part = {name: gradient[name] for name in names}
-            risk = layer_risk({name: step.params[name] for name in names})
-            information = None if fisher is None else _joined({name: fisher[name] for name in names})
-            sent |= _split(self._changed(_joined(part), information, noise.to(risk) * (self.scale * risk)), part)
-            risks.append(risk)
-        step.log.add("risk", torch.stack([risk.to(risks[0]) for risk in risks]).mean())
+        risk = layer_risks(step.params, groups).to(values)
+        information = None if fisher is None else _joined({name: fisher[name] for name in part})
+        sent = _split(self._changed(values, information, sizes, risk, step.rng), part)
+        step.log.add("risk", risk.mean())
         step.log.add("pruned", sum(map(self._pruned, sizes)) / sum(sizes))
         return {name: sent[name] for name in gradient}
 
-    def _noises(self, sizes: list[int], rng: torch.Generator) -> Sequence[Tensor]:
-        """N(0, 1) for the chosen entries of each layer, drawn in one call."""
-        counts = [round(self.phi / 100 * size) for size in sizes]
-        return torch.split(torch.randn(sum(counts), generator=rng, device=rng.device), counts)
-
-    def _changed(self, values: Tensor, fisher: Tensor | None, noise: Tensor) -> Tensor:
-        """One layer's gradient [size], pruned, and with ``noise`` on the entries where ``fisher`` [size] is highest."""
-        keep = len(values) - self._pruned(len(values))
-        sizes = values.abs()
+    def _changed(
+        self, values: Tensor, fisher: Tensor | None, sizes: list[int], risk: Tensor, rng: torch.Generator
+    ) -> Tensor:
+        """Layers of ``sizes`` side by side, each pruned, and with noise on the entries where ``fisher`` is highest."""
+        keep = [size - self._pruned(size) for size in sizes]
+        noisy = [round(self.phi / 100 * size) for size in sizes]
+        magnitudes = values.abs()
         if fisher is None:
-            kept, noisy = largest(sizes, keep, len(noise))  # a square is the larger the larger its root
+            kept, chosen = largest_of_each(magnitudes, sizes, keep, noisy)  # a square grows with its root
         else:
-            (kept,), (noisy,) = largest(sizes, keep), largest(fisher, len(noise))
-        added = torch.zeros_like(values).masked_scatter_(noisy, noise.to(values))
+            (kept,), (chosen,) = largest_of_each(magnitudes, sizes, keep), largest_of_each(fisher, sizes, noisy)
+        noise = torch.randn(sum(noisy), generator=rng, device=rng.device).to(values)
+        for drawn, spread in zip(noise.split(noisy), self.scale * risk, strict=True):
+            drawn.mul_(spread)
+        added = torch.zeros_like(values).masked_scatter_(chosen, noise)
         return added.add_(values * kept)
 
     def _pruned(self, size: int) -> int:
@@ -93,10 +89,13 @@ def layers(tree: Params) -> list[list[str]]:
     return list(found.values())
 
 
-def layer_risk(params: Params) -> Tensor:
-    """The variance of a layer's weights, at most 1; of its biases where it has nothing else."""
-    weights = {name: tensor for name, tensor in params.items() if not name.endswith("bias")} or params
-    return _joined(weights).var(correction=0).clamp(max=1)
+def layer_risks(params: Params, groups: list[list[str]]) -> Tensor:
+    """The variance of each layer's weights, at most 1, [layers]; of its biases where it has nothing else."""
+    risks = []
+    for names in groups:
+        weights = [name for name in names if not name.endswith("bias")] or names
+        risks.append(_joined({name: params[name] for name in weights}).var(correction=0))
+    return torch.stack([risk.to(risks[0]) for risk in risks]).clamp(max=1)
 
 
 def _example_fisher(step: Step) -> Params:
@@ -120,9 +119,5 @@ def _joined(tree: Params) -> Tensor:
 
 def _split(values: Tensor, like: Params) -> Params:
     """What :func:`_joined` put side by side, in its own shapes, types and places."""
-    found, start = {}, 0
-    for name, tensor in like.items():
-        stop = start + tensor.numel()
-        found[name] = values[start:stop].view(tensor.shape).to(tensor)
-        start = stop
-    return found
+    parts = values.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(like[name].shape).to(like[name]) for name, part in zip(like, parts, strict=True)}

@@ -37,13 +37,18 @@ class Observation:
     """Mean and variance of the private batch at every batch norm."""
     reshaped: str | None = None
     """The spec of the defenses that changed the architecture: as public as the model, whatever else is known."""
+    crafted: tuple[str, ...] = ()
+    """Names of the parameters that a dishonest server tampered with; empty for an honest broadcast."""
+    earlier: tuple[Observation, ...] = ()
+    """What the same client answered before, where the adversary may ask again; the oldest first."""
 
     def to(self, device: torch.device | str) -> Observation:
         """The same observation with its tensors on another device."""
         labels = None if self.labels is None else self.labels.to(device)
         statistics = None if self.statistics is None else moved(self.statistics, device)
+        earlier = tuple(one.to(device) for one in self.earlier)
         changed = {"sent": moved(self.sent, device), "reply": moved(self.reply, device), "labels": labels}
-        return replace(self, **changed, statistics=statistics)  # type: ignore[arg-type]
+        return replace(self, **changed, statistics=statistics, earlier=earlier)  # type: ignore[arg-type]
 
 
 def observe(
@@ -57,6 +62,8 @@ def observe(
     recipe: Recipe,
     defense: str,
     threat: ThreatModel,
+    crafted: tuple[str, ...] = (),
+    earlier: tuple[Observation, ...] = (),
 ) -> Observation:
     """What this threat model's adversary sees of one exchange. The only place where private facts are let through."""
     knows = threat.knows
@@ -74,6 +81,8 @@ def observe(
         defense=defense if Knowledge.DEFENSE in knows else None,
         statistics=_statistics(module, sent, batch) if Knowledge.STATISTICS in knows else None,
         reshaped=DEFENSES.reshaping(defense),
+        crafted=crafted,
+        earlier=earlier,
     )
 
 
