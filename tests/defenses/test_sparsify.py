@@ -34,7 +34,7 @@ def test_of_equal_entries_only_as_many_are_kept_as_the_rate_allows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_every_precision_is_kept(dtype: torch.dtype) -> None:
     tensor = torch.randn(50, generator=generator(0)).to(dtype)
-    sent = sparsify.kept_largest(tensor, 5)
+    sent = sparsify.kept_largest({"w": tensor}, 1 - 5 / tensor.numel())["w"]
     assert sent.dtype == dtype
     assert set(sent[sent != 0].tolist()) == set(tensor[tensor.abs().argsort(descending=True)[:5]].tolist())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ class Judge:
             gallery=self.private.gallery,
             truth_index=torch.arange(len(truth)),
             lpips=self.lpips,
-            representation=representation(module.cpu(), self.domain),
+            representation=representation(copy.deepcopy(module).cpu(), self.domain),
         )
         right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         means = scores.means()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,8 +23,11 @@ TINY_IMAGENET_CLASSES = 200
 
 
 @DATASETS.register("orl-faces")
-def orl_faces(progress: Progress, *, size: int | None = 64) -> ImageSet:
-    """Faces, grey: 10 photographs each of 40 people; the label is the person. size=none keeps 112x92."""
+def orl_faces(progress: Progress, *, size: int | None = 64, channels: Literal[1, 3] = 1) -> ImageSet:
+    """Faces, grey: 10 photographs each of 40 people; the label is the person. size=none keeps 112x92.
+
+    With three channels each is the same grey, for generators and models of coloured pictures.
+    """
     folder = assets.fetch("orl-faces", progress=progress)
     people, shots = range(1, ORL_PEOPLE + 1), range(1, ORL_EACH + 1)
     return FileImages(
@@ -31,8 +35,8 @@ def orl_faces(progress: Progress, *, size: int | None = 64) -> ImageSet:
         files=tuple(folder / f"s{person}" / f"{shot}.pgm" for person in people for shot in shots),
         labels=torch.arange(ORL_PEOPLE).repeat_interleave(ORL_EACH),
         class_names=tuple(f"person {person}" for person in people),
-        mean=ORL_MEAN,
-        std=ORL_STD,
+        mean=ORL_MEAN * channels,
+        std=ORL_STD * channels,
         size=(size, size) if size is not None else ORL_NATIVE_SIZE,
     )
 

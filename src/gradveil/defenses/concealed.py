@@ -115,9 +115,10 @@ class Search:
         ) -> tuple[Tensor, list[Tensor]]:
             """Of one sample; and the cosine and the distance in it."""
             gradient, said = example(x, label)
-            cosine = dot(gradient, wanted) / (_length(gradient) * _length(wanted))
+            # A model may be spread over several devices: everything comes back to that of the inputs.
+            cosine = (dot(gradient, wanted) / (_length(gradient) * _length(wanted))).to(x.device)
             distance = torch.linalg.vector_norm(x - near)
-            apart = torch.linalg.vector_norm(said - says)
+            apart = torch.linalg.vector_norm(said - says).to(x.device)
             return -cosine + self.alpha / (distance + _TINY) + self.beta * apart, [cosine, distance]
 
         given = (starts.labels, targets.inputs, wanted, says)

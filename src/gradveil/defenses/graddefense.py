@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.precise import without_tf32
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Defense, Step
@@ -127,9 +128,10 @@ def equal_slices(tree: Params, sensitivity: dict[str, float], slices: int) -> Pa
         weights = {name: float(tensor.numel()) for name, tensor in tree.items()}
     width, before, where = sum(weights.values()) / slices, 0.0, {}
     for name, tensor in tree.items():
-        middles = (torch.arange(tensor.numel(), dtype=torch.float64) + 0.5) / max(1, tensor.numel())
-        index = ((before + weights[name] * middles) / width).clamp(max=slices - 1).to(torch.uint8)
-        where[name], before = index.view(tensor.shape).to(tensor.device), before + weights[name]
+        middles = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device).add_(0.5)
+        reached = middles.mul_(weights[name] / max(1, tensor.numel()) / width).add_(before / width)
+        where[name] = reached.clamp_(max=slices - 1).to(torch.uint8).view(tensor.shape)
+        before += weights[name]
     return where
 
 
@@ -175,13 +177,14 @@ def estimated(step: Step, root: Batch, probes: int) -> dict[str, float]:
     """
     repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
     rng = near(step.rng, root.inputs.device)
-    parts = [_slopes(step, part, rng, len(part) / len(root)) for part in _parts(repeated)]
+    with without_tf32():  # else the sums that are compared below differ by rounding alone
+        parts = [_slopes(step, part, rng, len(part) / len(root)) for part in _parts(repeated)]
+        gradient = step.gradient(root)
     if not parts[0][0]:
         return {}
     sums, slopes = (torch.cat([torch.stack([*part[i].values()]) for part in parts], dim=1) for i in (0, 1))
     norms = slopes.view(len(slopes), probes, -1).square().mean(1).sqrt().mean(1) / mean_of_root(probes)
     # A parameter that a layer lends to another would be missed: the sums over examples must be those of the gradient.
-    gradient = step.gradient(root)
     true = torch.stack([gradient[name].sum().to(sums.device) for name in parts[0][0]])
     rounding = torch.stack([1e-5 * gradient[name].abs().sum().to(sums.device) for name in parts[0][0]])
     right = (sums.sum(1) / probes - true).abs() <= 1e-3 * sums.abs().sum(1) / probes + rounding

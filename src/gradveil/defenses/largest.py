@@ -14,28 +14,36 @@ Array = np.ndarray[Any, Any]
 _WORTH_A_HISTOGRAM = 2**13
 
 
-def largest(values: Tensor, *counts: int) -> list[Tensor]:
-    """For each count, a mask [size] of that many of the largest ``values`` [size]."""
-    return largest_of_each(values, [len(values)], *([count] for count in counts))
+class LargestOfEach:
+    """Picks from parts of a vector that lie side by side, such as layers: from each as many as each list says."""
+
+    def __init__(self, sizes: Sequence[int], *counts: Sequence[int]) -> None:
+        self.sizes, self.counts = list(sizes), counts
+        self.parts = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        self._sorted: _Sorted | None = None
+
+    def __call__(self, values: Tensor) -> list[Tensor]:
+        """For each list of counts, a mask of the largest ``values`` [sum of sizes]."""
+        if not values.is_cuda:
+            return [torch.from_numpy(mask) for mask in _by_thresholds(values.float().numpy(), self.parts, self.counts)]
+        if self._sorted is None or self._sorted.part_of.device != values.device:
+            self._sorted = _Sorted(self.sizes, self.counts, values.device)
+        return self._sorted.masks(values)
 
 
-def largest_of_each(values: Tensor, sizes: Sequence[int], *counts: Sequence[int]) -> list[Tensor]:
-    """The same for parts of ``values`` [sum of sizes] that lie side by side: from each as many as each list says."""
-    parts = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
-    if values.is_cuda:
-        return _by_sorting(values, parts, counts)
-    plain = values.float().numpy()
-    return [torch.from_numpy(mask) for mask in _by_thresholds(plain, parts, counts)]
-
-
-def _by_sorting(values: Tensor, parts: Sequence[slice], counts: Sequence[Sequence[int]]) -> list[Tensor]:
+class _Sorted:
     """On a GPU one sort of (part, value) ranks all parts at once: floats >= 0 are in the order of their bits."""
-    starts, stops = torch.tensor([[part.start, part.stop] for part in parts], device=values.device).T
-    part_of = torch.arange(len(parts), device=values.device).repeat_interleave(stops - starts, output_size=len(values))
-    order = ((part_of << 32) | (0x7FFFFFFF - values.float().view(torch.int32))).argsort()
-    rank = torch.arange(len(values), device=values.device) - starts[part_of]
-    chosen = [rank < torch.tensor(few, device=values.device)[part_of] for few in counts]
-    return [torch.empty_like(first).index_put_((order,), first) for first in chosen]
+
+    def __init__(self, sizes: Sequence[int], counts: Sequence[Sequence[int]], device: torch.device) -> None:
+        lengths = torch.tensor(sizes, device=device)
+        part = torch.arange(len(sizes), device=device).repeat_interleave(lengths, output_size=sum(sizes))
+        rank = torch.arange(len(part), device=device) - (lengths.cumsum(0) - lengths)[part]
+        self.part_of = part << 32
+        self.first = [rank < torch.tensor(few, device=device)[part] for few in counts]
+
+    def masks(self, values: Tensor) -> list[Tensor]:
+        order = (self.part_of | (0x7FFFFFFF - values.float().view(torch.int32))).argsort()
+        return [torch.empty_like(first).index_put_((order,), first) for first in self.first]
 
 
 def _by_thresholds(values: Array, parts: Sequence[slice], counts: Sequence[Sequence[int]]) -> list[Array]:

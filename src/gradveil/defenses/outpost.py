@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,11 +13,22 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
-from gradveil.defenses.largest import largest_of_each
+from gradveil.defenses.largest import LargestOfEach
 from gradveil.defenses.registry import DEFENSES
 
 EXAMPLES_AT_ONCE = 2**28
 """Bytes that the gradients of single examples may take together; one of them may take more."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Layers side by side: their parameters, how many entries of each are kept and get noise, and which."""
+
+    names: set[str]
+    groups: list[list[str]]
+    kept: list[int]
+    noisy: list[int]
+    choose: LargestOfEach
 
 
 @DEFENSES.register("outpost")
@@ -38,40 +51,53 @@ class Outpost(Defense):
             if not 0 <= value <= 100:
                 raise GradveilError(f"defense outpost: {name} is a percentage from 0 to 100, not {value}")
         self.scale, self.phi, self.beta, self.rho, self.fisher = scale, phi, beta, rho, fisher
+        self._layout: _Layout | None = None
+
+    def prepared(self, start: Step) -> Defense:
+        """Where layers lie and how much of each is chosen is the same in every step of a local run."""
+        ready = copy.copy(self)
+        ready._layout = self._laid_out(start.params)
+        return ready
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         perturbed = step.number <= 1 or self._drawn(step)
         step.log.add("perturbed", float(perturbed))
         if not perturbed:
             return gradient
-        fisher = _example_fisher(step) if self.fisher == "example" else None
-        groups = layers(gradient)
-        part = {name: gradient[name] for names in groups for name in names}
-        values = _joined(part)
-        sizes = [sum(gradient[name].numel() for name in names) for names in groups]
-        risk = layer_risks(step.params, groups).to(values)
-        information = None if fisher is None else _joined({name: fisher[name] for name in part})
-        sent = _split(self._changed(values, information, sizes, risk, step.rng), part)
+        layout = self._layout
+        if layout is None or layout.names != gradient.keys():
+            layout = self._laid_out(gradient)
+        values = _joined({name: gradient[name] for names in layout.groups for name in names})
+        fisher = None
+        if self.fisher == "example":
+            single = _example_fisher(step)
+            fisher = _joined({name: single[name] for names in layout.groups for name in names})
+        risk = layer_risks(step.params, layout.groups).to(values)
+        sent = self._changed(values, fisher, layout, risk, step.rng)
         step.log.add("risk", risk.mean())
-        step.log.add("pruned", sum(map(self._pruned, sizes)) / sum(sizes))
-        return {name: sent[name] for name in gradient}
+        step.log.add("pruned", 1 - sum(layout.kept) / len(values))
+        parts = _split(sent, {name: gradient[name] for names in layout.groups for name in names})
+        return {name: parts[name] for name in gradient}
 
     def _changed(
-        self, values: Tensor, fisher: Tensor | None, sizes: list[int], risk: Tensor, rng: torch.Generator
+        self, values: Tensor, fisher: Tensor | None, layout: _Layout, risk: Tensor, rng: torch.Generator
     ) -> Tensor:
-        """Layers of ``sizes`` side by side, each pruned, and with noise on the entries where ``fisher`` is highest."""
-        keep = [size - self._pruned(size) for size in sizes]
-        noisy = [round(self.phi / 100 * size) for size in sizes]
-        magnitudes = values.abs()
-        if fisher is None:
-            kept, chosen = largest_of_each(magnitudes, sizes, keep, noisy)  # a square grows with its root
-        else:
-            (kept,), (chosen,) = largest_of_each(magnitudes, sizes, keep), largest_of_each(fisher, sizes, noisy)
-        noise = torch.randn(sum(noisy), generator=rng, device=rng.device).to(values)
-        for drawn, spread in zip(noise.split(noisy), self.scale * risk, strict=True):
+        """Layers side by side, each pruned, and with noise on the entries where ``fisher`` is highest."""
+        kept, noisy = layout.choose(values.abs())  # a square is the larger the larger its root
+        if fisher is not None:
+            _, noisy = layout.choose(fisher)
+        noise = torch.randn(sum(layout.noisy), generator=rng, device=rng.device).to(values)
+        for drawn, spread in zip(torch.split(noise, layout.noisy), self.scale * risk, strict=True):
             drawn.mul_(spread)
-        added = torch.zeros_like(values).masked_scatter_(chosen, noise)
+        added = torch.zeros_like(values).masked_scatter_(noisy, noise)
         return added.add_(values * kept)
+
+    def _laid_out(self, tree: Params) -> _Layout:
+        groups = layers(tree)
+        sizes = [sum(tree[name].numel() for name in names) for names in groups]
+        kept = [size - self._pruned(size) for size in sizes]
+        noisy = [round(self.phi / 100 * size) for size in sizes]
+        return _Layout(set(tree), groups, kept, noisy, LargestOfEach(sizes, kept, noisy))
 
     def _pruned(self, size: int) -> int:
         return round(self.rho / 100 * size)
@@ -119,5 +145,5 @@ def _joined(tree: Params) -> Tensor:
 
 def _split(values: Tensor, like: Params) -> Params:
     """What :func:`_joined` put side by side, in its own shapes, types and places."""
-    parts = values.split([tensor.numel() for tensor in like.values()])
+    parts = torch.split(values, [tensor.numel() for tensor in like.values()])
     return {name: part.view(like[name].shape).to(like[name]) for name, part in zip(like, parts, strict=True)}

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Log, Transform
-from gradveil.defenses.largest import largest
+from gradveil.defenses.largest import LargestOfEach
 from gradveil.defenses.registry import DEFENSES
 
 
@@ -26,10 +24,12 @@ class Sparsify(Transform):
         self.rate = rate
 
     def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
-        kept = map_each(lambda g: kept_largest(g, kept_of(g.numel(), self.rate)), tree)
+        kept: Params = {}
+        for device in {tensor.device for tensor in tree.values()}:
+            kept |= kept_largest({name: g for name, g in tree.items() if g.device == device}, self.rate)
         left = sum(int(g.count_nonzero()) for g in kept.values())
         log.add("zeros", 1 - left / max(1, sum(g.numel() for g in kept.values())))
-        return kept
+        return {name: kept[name] for name in tree}
 
 
 def kept_of(entries: int, rate: float) -> int:
@@ -41,8 +41,10 @@ def kept_of(entries: int, rate: float) -> int:
     return min(entries, max(1, round((1 - rate) * entries)))
 
 
-def kept_largest(tensor: Tensor, count: int) -> Tensor:
-    """The tensor with all but its ``count`` entries of largest magnitude at zero; of equal ones the first are kept."""
-    magnitude = tensor.detach().flatten().abs()
-    (mask,) = largest(magnitude.float() if magnitude.dtype == torch.bfloat16 else magnitude, count)
-    return torch.where(mask.view_as(tensor), tensor, 0.0)
+def kept_largest(tree: Params, rate: float) -> Params:
+    """All but the entries of largest magnitude of each tensor at zero; of equal ones the first are kept."""
+    sizes = [tensor.numel() for tensor in tree.values()]
+    joined = torch.cat([tensor.detach().flatten().abs().float() for tensor in tree.values()])
+    (mask,) = LargestOfEach(sizes, [kept_of(size, rate) for size in sizes])(joined)
+    parts = zip(tree.items(), torch.split(mask, sizes), strict=True)
+    return {name: torch.where(part.view_as(tensor), tensor, 0.0) for (name, tensor), part in parts}
