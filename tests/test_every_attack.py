@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from _pytest.mark import ParameterSet
 
 from exchanges import observed, private_batches
-from gradveil.attacks import ATTACKS, Budget
+from gradveil.attacks import ATTACKS, Attack, Budget
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Recipe
+from gradveil.core.types import Batch, Recipe
+from gradveil.threat import Observation
+from interrogation import interrogated
 
 MODELS = ["lenet:init=wide", "convnet:width=4", "mlp", "vit:depth=1,dim=24", "resnet18", "vgg11"]
 HEAVY = ("resnet18", "vgg11")
-ONLY_FOR = {"analytic": ["mlp"]}
+ONLY_FOR = {"analytic": ["mlp"], "trap": ["mlp"]}
+CLOSED_FORM = ("analytic", "trap", "imprint")
 TINY = Budget(2, 6)
 
 
 def fits(name: str, model: str) -> bool:
     return model in ONLY_FOR.get(name, MODELS)
+
+
+def seen_by(attack: Attack, batches: list[Batch], **settings: Any) -> list[Observation]:
+    """What the attack gets to see: replies to its own broadcasts if it crafts them, else to the honest one."""
+    if attack.crafts:
+        return [interrogated(attack, batch, **settings) for batch in batches]
+    return observed(batches, **settings)
 
 
 def table() -> Iterator[ParameterSet]:
@@ -36,12 +47,14 @@ def table() -> Iterator[ParameterSet]:
 def test_attack(name: str, model: str, size: int) -> None:
     heavy = model in HEAVY
     attack = ATTACKS.build(name, Budget(1, 2) if heavy else TINY)
-    seen = observed(private_batches(1 if heavy else 2, size), model=model, threat="E")
-    seeds = list(range(len(seen)))
+    batches = private_batches(1 if heavy else 2, size)
+    seeds = list(range(len(batches)))
+    threat = "H" if attack.crafts else "E"
     if not fits(name, model):
         with pytest.raises(GradveilError, match=name):
-            attack(seen, seeds=seeds)
+            attack(seen_by(attack, batches, model=model, threat=threat), seeds=seeds)
         return
+    seen = seen_by(attack, batches, model=model, threat=threat)
     first, second = (attack(seen, seeds=seeds) for _ in range(2))
     for one, again in zip(first, second, strict=True):
         assert torch.equal(one.inputs, again.inputs), "the same seeds give the same pictures"
@@ -52,13 +65,14 @@ def test_attack(name: str, model: str, size: int) -> None:
         assert one.stopped in ("budget", "converged", "stuck")
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "analytic"])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in CLOSED_FORM])
 def test_train_mode_batch_norm_and_fedavg(name: str) -> None:
+    attack, batches = ATTACKS.build(name, TINY), private_batches(1, 2)
     recipe = Recipe(sends="delta", epochs=2, batch_size=1, lr=0.01, train_mode=False)
-    (found,) = ATTACKS.build(name, TINY)(observed(private_batches(1, 2), recipe=recipe), seeds=[0])
+    (found,) = attack(seen_by(attack, batches, model="lenet:init=wide", recipe=recipe), seeds=[0])
     assert found.objective <= found.trace[0]
-    seen = observed(private_batches(1, 2), model="convnet:width=4", recipe=Recipe(train_mode=True))
-    (found,) = ATTACKS.build(name, Budget(1, 2))(seen, seeds=[0])
+    attack = ATTACKS.build(name, Budget(1, 2))
+    (found,) = attack(seen_by(attack, batches, model="convnet:width=4", recipe=Recipe(train_mode=True)), seeds=[0])
     assert found.objective <= found.trace[0]
 
 
@@ -69,7 +83,7 @@ def test_resnet152(name: str) -> None:
     assert found.objective <= found.trace[0]
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "analytic"])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if "iterations" in ATTACKS.options(name)])
 def test_a_seed_means_the_same_alone_and_in_company(name: str) -> None:
     """What an observation gets does not depend on which others are attacked beside it, up to rounding."""
     attack = ATTACKS.build(f"{name}:strategy=loop,iterations=1,restarts=2", Budget(1, 1))

@@ -17,6 +17,7 @@ from gradveil.attacks.explain import explained
 from gradveil.attacks.labels import infer_labels
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
+from gradveil.core.types import Domain
 from gradveil.models import Normalize, first_layer
 from gradveil.threat.observation import Observation
 
@@ -27,13 +28,12 @@ class Analytic(Attack):
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
         seen = [explained(one, "averaged") for one in seen]
-        name, size = self._layer(seen[0]), seen[0].batch_size or 1
+        name, size = readable_layer(seen[0].module, seen[0].domain, "analytic"), seen[0].batch_size or 1
         weight = torch.stack([one.reply[f"{name}.weight"] for one in seen])
         bias = torch.stack([one.reply[f"{name}.bias"] for one in seen])
         rows = bias.abs().topk(size, dim=1).indices
         driven = bias.gather(1, rows)
-        quotient = weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2])) / _nonzero(driven)[:, :, None]
-        inputs = self._denormalised(quotient.unflatten(2, seen[0].domain.shape), seen[0])  # type: ignore[no-untyped-call]
+        inputs = readout(weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2])), driven, seen[0])
         labels = infer_labels(seen, size)
         return [
             Reconstruction(
@@ -49,25 +49,31 @@ class Analytic(Attack):
             for i in range(len(seen))
         ]
 
-    @staticmethod
-    def _layer(one: Observation) -> str:
-        name = first_layer(one.module, one.domain)
-        layer = one.module.get_submodule(name)
-        if not isinstance(layer, nn.Linear) or layer.bias is None:
-            kind = "Linear without bias" if isinstance(layer, nn.Linear) else type(layer).__name__
-            raise GradveilError(
-                f"attack 'analytic' reads a fully connected first layer with a bias, but {name!r} is {kind}: "
-                "use a model such as mlp, or another attack"
-            )
-        return name
 
-    @staticmethod
-    def _denormalised(inputs: Tensor, one: Observation) -> Tensor:
-        """Undo what the model does to its inputs before the first layer, which the adversary can read in the model."""
-        for layer in one.module.modules():
-            if isinstance(layer, Normalize):
-                return inputs * layer.std.to(inputs.device) + layer.mean.to(inputs.device)
-        return inputs
+def readable_layer(module: nn.Module, domain: Domain, attack: str) -> str:
+    """The name of the first layer, if inputs can be read off its gradient."""
+    name = first_layer(module, domain)
+    layer = module.get_submodule(name)
+    if not isinstance(layer, nn.Linear) or layer.bias is None:
+        kind = "Linear without bias" if isinstance(layer, nn.Linear) else type(layer).__name__
+        raise GradveilError(
+            f"attack {attack!r} reads a fully connected first layer with a bias, but {name!r} is {kind}: "
+            "use a model such as mlp, or another attack"
+        )
+    return name
+
+
+def readout(weight: Tensor, bias: Tensor, one: Observation) -> Tensor:
+    """Gradients of rows [..., features] over those of their biases [...] as inputs [..., C, H, W]; NaN where idle."""
+    quotient = weight / _nonzero(bias).unsqueeze(-1)
+    inputs: Tensor = quotient.unflatten(-1, one.domain.shape)  # type: ignore[no-untyped-call]
+    scaling = normalization(one.module)
+    return inputs if scaling is None else inputs * scaling.std.to(inputs.device) + scaling.mean.to(inputs.device)
+
+
+def normalization(module: nn.Module) -> Normalize | None:
+    """What the model does to its inputs before the first layer, which the adversary can read in the model."""
+    return next((layer for layer in module.modules() if isinstance(layer, Normalize)), None)
 
 
 def _nonzero(values: Tensor) -> Tensor:

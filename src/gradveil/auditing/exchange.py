@@ -8,16 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import models
+from gradveil.attacks import Attack, Crafted, Server
+from gradveil.attacks.active.interrogation import Answer, interrogate
 from gradveil.auditing.case import Case
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
-from gradveil.core.seeding import generator
+from gradveil.core.seeding import derive, generator
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Log
-from gradveil.threat import Observation, observe, threat_model
+from gradveil.threat import Knowledge, Observation, observe, threat_model
+
+PUBLIC = 1000
 
 
 @dataclass(frozen=True)
@@ -64,36 +68,61 @@ def broadcast(case: Case, reshaped: str | None, data: ImageSet) -> Broadcast:
 class Exchange:
     """One defense at work: what was seen of every private batch, and what the defense logged."""
 
-    module: nn.Module
     observations: list[Observation]
     log: Log
 
 
 def exchange(
-    case: Case, defense_spec: str, private: Private, data: ImageSet, made: Broadcast, progress: Progress
+    case: Case,
+    defense_spec: str,
+    private: Private,
+    data: ImageSet,
+    made: Broadcast,
+    progress: Progress,
+    attack: Attack | None = None,
 ) -> Exchange:
-    """Broadcast the model, let a client with this defense reply for each private batch, and take down what is seen."""
-    log = Log()
-    client = Client(made.module, recipe=case.recipe, defense=DEFENSES.build(defense_spec))
+    """Let a client with this defense reply for each private batch, and take down what is seen.
+
+    It gets the honest broadcast or, where an attack is named, whatever that crafts from it.
+    """
+    log, defense, threat = Log(), DEFENSES.build(defense_spec), threat_model(case.threat)
     starts = range(0, case.images, case.batch_size)
-    observations = []
-    with progress.task(f"clients with {defense_spec}", len(starts), "replies") as task:
-        for i, start in enumerate(starts):
-            batch = private.batch.take(slice(start, start + case.batch_size)).to(case.device)
-            reply = client.reply(made.sent, batch, generator(case.seed, "defense", defense_spec, i))
+
+    def client(number: int, start: int) -> Answer:
+        batch = private.batch.take(slice(start, start + case.batch_size)).to(case.device)
+
+        def answer(got: Crafted, question: int) -> Observation:
+            rng = generator(case.seed, "defense", defense_spec, number, *([question] if question else []))
+            reply = Client(got.module, recipe=case.recipe, defense=defense).reply(got.sent, batch, rng)
             log.merge(reply.log)
-            observations.append(
-                observe(
-                    module=made.module,
-                    model=case.model,
-                    domain=data.domain,
-                    sent=made.sent,
-                    reply=reply.update,
-                    batch=batch,
-                    recipe=case.recipe,
-                    defense=defense_spec,
-                    threat=threat_model(case.threat),
-                )
-            )
             task.advance()
-    return Exchange(made.module, observations, log)
+            return observe(
+                module=got.module,
+                model=got.model,
+                domain=data.domain,
+                sent=got.sent,
+                reply=reply.update,
+                batch=batch,
+                recipe=case.recipe,
+                defense=defense_spec,
+                threat=threat,
+                crafted=got.tampered,
+            )
+
+        return answer
+
+    clients = [client(number, start) for number, start in enumerate(starts)]
+    honest = Crafted(made.module, case.model, made.sent, ())
+    count = len(clients) if attack is None else None
+    with progress.task(f"clients with {defense_spec}", count, "replies") as task:
+        if attack is None:
+            return Exchange([answer(honest, 0) for answer in clients], log)
+        public = _public(data, private) if Knowledge.PUBLIC_DATA in threat.knows else None
+        server = Server(made.module, case.model, made.sent, data.domain, public)
+        return Exchange(interrogate(attack, server, clients, derive(case.seed, "craft")), log)
+
+
+def _public(data: ImageSet, private: Private) -> Batch:
+    """What a server may hold of the same kind: the last examples of the data set that are not private."""
+    index = torch.arange(len(data))
+    return data.batch(index[~torch.isin(index, private.index)][-PUBLIC:])

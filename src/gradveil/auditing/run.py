@@ -28,7 +28,7 @@ from gradveil.core.seeding import derive
 from gradveil.core.tensor_files import write_tensors
 from gradveil.data import load
 from gradveil.defenses import DEFENSES
-from gradveil.threat import save_observations, threat_model
+from gradveil.threat import Observation, broadcasts, save_observations, threat_model
 
 VERSION = 1
 TOGETHER = {"cpu": 128, "cuda": 1024}
@@ -50,10 +50,15 @@ def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progre
     judge = Judge(private, data.domain, progress=progress)
 
     @cache
-    def observed(defense: str) -> Exchange:
+    def observed(defense: str, crafted_by: str | None) -> Exchange:
         """The exchange of one defense, made when first asked for and saved as the adversary would have it."""
-        made = exchange(case, defense, private, data, sends(DEFENSES.reshaping(defense)), progress)
-        save_observations(store.observation(defense), made.observations)
+        attack = None if crafted_by is None else ATTACKS.build(crafted_by, case.effort())
+        made = exchange(case, defense, private, data, sends(DEFENSES.reshaping(defense)), progress, attack)
+        alike: dict[tuple[int, ...], list[Observation]] = {}
+        for one in made.observations:
+            alike.setdefault(broadcasts(one), []).append(one)
+        for number, seen in enumerate(alike.values()):
+            save_observations(store.observation(defense, crafted_by, number), seen)
         return made
 
     cells = case.cells()
@@ -64,12 +69,17 @@ def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progre
         for group in _together(case, [cell for cell in cells if cell.digest() not in rows]):
             task.note(group[0].title if len(group) == 1 else f"{group[0].attack} on {len(group)} defenses")
             with store.batch([cell.digest() for cell in group]):
-                exchanges = [observed(cell.defense) for cell in group]
+                exchanges = [observed(cell.defense, _crafted_by(cell)) for cell in group]
                 rows |= {row["digest"]: row for row in _run_together(group, exchanges, judge, store, progress)}
             _save(case, [rows[cell.digest()] for cell in cells if cell.digest() in rows], len(cells), store)
             task.advance(len(group))
     _save(case, [rows[cell.digest()] for cell in cells], len(cells), store)
     return store.read_audit()
+
+
+def _crafted_by(cell: Cell) -> str | None:
+    """The attack of a cell if it needs a broadcast of its own making."""
+    return cell.attack if ATTACKS.build(cell.attack, cell.case.effort()).crafts else None
 
 
 def _save(case: Case, rows: list[dict[str, Any]], planned: int, store: Store) -> None:
@@ -161,7 +171,7 @@ def _row(
         "prior_of": cell.attack if cell.prior_only else None,
         "threat": cell.case.threat,
         "assumptions": threat_model(cell.case.threat).sentences(),
-        **judge.row(found, made.module),
+        **judge.row(found, made.observations[0].module),
         "objective": finite_or_none(sum(one.objective for one in found) / len(found)),
         "seconds": seconds,
         "problem_steps": sum(one.problem_steps for one in found),
@@ -171,7 +181,7 @@ def _row(
         "trace": _trace(found),
         "files": {
             "reconstruction": store.relative(store.reconstruction(digest)),
-            "observation": store.relative(store.observation(cell.defense)),
+            "observation": store.relative(store.observation(cell.defense, _crafted_by(cell))),
             "truth": store.relative(store.truth),
         },
     }

@@ -7,7 +7,7 @@ digit. While a batch runs, ``batch.json`` names its rows.
 
     audit.json, report.html      what a person reads
     truth.safetensors            the private pictures
-    observations/DEFENSE.safetensors
+    observations/DEFENSE.safetensors, or DEFENSE-ATTACK.safetensors for an attack that crafts what is sent
     rows/DIGEST/reconstruction.safetensors, row.json
     rows/batch.json              only while a batch runs, or after it was interrupted
 """
@@ -44,10 +44,13 @@ class Store:
         except OSError as error:
             raise GradveilError(f"cannot make the folder {self.folder}: {error.strerror}") from None
 
-    def observation(self, defense: str) -> Path:
-        """One file per defense, readable by name and unique by digest."""
-        plain = re.sub(r"[^A-Za-z0-9.=]+", "-", defense)[:40]
-        return self.folder / "observations" / f"{plain}-{hashlib.sha256(defense.encode()).hexdigest()[:6]}.safetensors"
+    def observation(self, defense: str, crafted_by: str | None = None, number: int = 0) -> Path:
+        """One file per defense and crafting attack, readable by name and unique by digest; more where one cannot do."""
+        what = defense if crafted_by is None else f"{defense} {crafted_by}"
+        plain = re.sub(r"[^A-Za-z0-9.=]+", "-", what)[:60]
+        digest = hashlib.sha256(what.encode()).hexdigest()[:6]
+        more = f"-{number}" if number else ""
+        return self.folder / "observations" / f"{plain}-{digest}{more}.safetensors"
 
     def reconstruction(self, digest: str) -> Path:
         return self.folder / "rows" / digest / "reconstruction.safetensors"

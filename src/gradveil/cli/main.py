@@ -1,4 +1,7 @@
-"""The command line: parse, call, print. Exit codes: 0 done, 2 bad input, 3 a bound was crossed, 130 interrupted."""
+"""The command line: parse, call, print.
+
+Exit codes: 0 done, 2 bad input, 3 a bound was crossed or a broadcast looks crafted, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import typer
 from rich.console import Console
 
 from gradveil import __version__
-from gradveil.cli import assets, attack, audit, bench, generator, listing
+from gradveil.cli import assets, attack, audit, bench, generator, inspect, listing
 from gradveil.core.errors import GradveilError
 
 app = typer.Typer(
@@ -29,6 +32,7 @@ app.command("audit")(audit.audit)
 app.command("report")(audit.report)
 app.command("score")(audit.score)
 app.command("attack")(attack.attack)
+app.command("inspect")(inspect.inspect)
 app.command("list")(listing.show)
 app.add_typer(assets.app, name="assets")
 app.add_typer(bench.app, name="bench")

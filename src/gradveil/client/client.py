@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 
+from gradveil.client.inspection import Inspection, inspect
 from gradveil.client.local import Taken, cross_entropy, local_update
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
 from gradveil.defenses.base import Defense, Log, Step
 from gradveil.models.functional import Functional
+
+OnSuspicion = Literal["train", "warn", "refuse"]
+"""What a client does about a broadcast that looks crafted; with ``train`` it does not even look."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +31,46 @@ class Reply:
 
 
 class Client:
-    """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``."""
+    """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``.
+
+    ``on_suspicion`` makes it inspect each broadcast, with its own batch for a probe and the last broadcast that it
+    trained on to compare with, before it trains.
+    """
 
     def __init__(
-        self, module: nn.Module, *, recipe: Recipe, defense: Defense | None = None, loss: Loss = cross_entropy
+        self,
+        module: nn.Module,
+        *,
+        recipe: Recipe,
+        defense: Defense | None = None,
+        loss: Loss = cross_entropy,
+        on_suspicion: OnSuspicion = "train",
     ) -> None:
+        if on_suspicion not in get_args(OnSuspicion):
+            raise GradveilError(f"on_suspicion is one of {', '.join(get_args(OnSuspicion))}, not {on_suspicion!r}")
+        self.on_suspicion = on_suspicion
+        self._trained_on: Params | None = None
         self.defense = defense or Defense()
         self.defense.check(module)
         self.model = Functional(module, train_mode=recipe.train_mode)
         self.recipe = recipe
         self.loss = loss
 
+    def inspect(
+        self,
+        sent: Mapping[str, torch.Tensor],
+        previous: Mapping[str, torch.Tensor] | None = None,
+        *,
+        probe: Batch | None = None,
+    ) -> Inspection:
+        """Whether a broadcast looks crafted; more can be seen with the one before it, and on a batch of any images."""
+        return inspect(self.model.module, sent, previous=previous, probe=probe, recipe=self.recipe)
+
     def reply(
         self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
     ) -> Reply:
         """Train from the broadcast parameters on the private batch and return the update that would be sent."""
+        self._beware(sent, batch)
         params, log = dict(sent), Log()
         if params.keys() != self.model.params.keys():
             raise GradveilError("the broadcast does not hold the parameters of this client's model")
@@ -85,3 +116,13 @@ class Client:
         if not all_finite(update):
             raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
         return Reply(detached(update), log)
+
+    def _beware(self, sent: Mapping[str, torch.Tensor], batch: Batch) -> None:
+        if self.on_suspicion == "train":
+            return
+        found = self.inspect(sent, self._trained_on, probe=batch)
+        if found.suspicious and self.on_suspicion == "refuse":
+            raise GradveilError(f"the client does not train: {found.summary}")
+        if found.suspicious:
+            warnings.warn(found.summary, stacklevel=3)
+        self._trained_on = detached(dict(sent))

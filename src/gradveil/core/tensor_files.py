@@ -36,26 +36,53 @@ def read_tensors(
     path: Path, kind: str, *, check: Check | None = None, max_bytes: int = MAX_BYTES
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the meta of a file of this kind. Whatever is wrong with it is a BadFileError of one line."""
+    tensors, meta = _read(path, max_bytes, lambda header: _meta(path, kind, header), check)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadFileError(f"{path}: tensor {name!r} holds NaN or infinity")
+    return tensors, meta
+
+
+def read_state(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Tensor]:
+    """The tensors of a safetensors file that anybody wrote. They may hold NaN: who asks for them looks for that."""
+    return _read(path, max_bytes, lambda _header: {}, None)[0]
+
+
+def written_by_gradveil(path: Path) -> bool:
+    """Whether the header of a tensor file says that Gradveil wrote it."""
+    _size(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _KEY in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def _read(
+    path: Path,
+    max_bytes: int,
+    meta_of: Callable[[Mapping[str, str] | None], dict[str, Any]],
+    check: Check | None,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     size = _size(path)
     if size > max_bytes:
         raise BadFileError(f"{path} is too large: {size:,} bytes, at most {max_bytes:,} are read")
     try:
         with safe_open(path, framework="pt") as file:
-            meta = _meta(path, kind, file.metadata())
+            meta = meta_of(file.metadata())
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             for name, part in slices.items():
                 if part.get_dtype() not in _DTYPES:
                     raise BadFileError(f"{path}: tensor {name!r} is of type {part.get_dtype()}, which is not read here")
             if check is not None:
                 check(meta, {name: tuple(part.get_shape()) for name, part in slices.items()})
-            tensors = {name: file.get_tensor(name) for name in slices}
+            return {name: file.get_tensor(name) for name in slices}, meta
     except (SafetensorError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BadFileError(f"{path} is damaged or not a safetensors file: {reason}") from None
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise BadFileError(f"{path}: tensor {name!r} holds NaN or infinity")
-    return tensors, meta
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> BadFileError:
+    return BadFileError(f"{path} is damaged or not a safetensors file: {' '.join(str(error).split())}")
 
 
 def _size(path: Path) -> int:

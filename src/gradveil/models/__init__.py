@@ -2,6 +2,7 @@
 
 from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
 from gradveil.models.building import build, canonical
+from gradveil.models.fronts import FRONTS, Fronted, Imprint, fronted, joined, split_front
 from gradveil.models.functional import AddsToLoss, Functional
 from gradveil.models.imported import is_import_path
 from gradveil.models.inputs import Normalize
@@ -10,9 +11,12 @@ from gradveil.models.statistics import batch_norm_statistics
 from gradveil.models.structure import Representation, classifier, first_layer, representation
 
 __all__ = [
+    "FRONTS",
     "MODELS",
     "AddsToLoss",
+    "Fronted",
     "Functional",
+    "Imprint",
     "Normalize",
     "Representation",
     "batch_norm_statistics",
@@ -20,6 +24,9 @@ __all__ = [
     "canonical",
     "classifier",
     "first_layer",
+    "fronted",
     "is_import_path",
+    "joined",
     "representation",
+    "split_front",
 ]

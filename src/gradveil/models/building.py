@@ -1,4 +1,4 @@
-"""From a spec such as ``lenet:init=wide`` or ``mypackage.nets:small`` to a model that has been seen to work."""
+"""From a spec such as ``lenet:init=wide``, ``mypackage.nets:small`` or ``imprint > lenet`` to a model seen to work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.registry import Registry, split_spec
 from gradveil.core.seeding import isolated
 from gradveil.core.types import Domain
+from gradveil.models.fronts import fronted, joined, split_front
 from gradveil.models.imported import in_one_line, is_import_path, registry_of, split_import_path
 from gradveil.models.registry import MODELS
 
@@ -20,12 +21,13 @@ def build(spec: str, domain: Domain, *, seed: int) -> nn.Module:
     >>> sum(p.numel() for p in build("lenet:init=wide", digits, seed=0).parameters())
     17038
     """
-    name, registry, local = _resolve(spec)
+    front, behind = split_front(spec)
+    name, registry, local = _resolve(behind)
     with isolated(seed, "model", name):
         model = registry.build(local, domain).eval()
         # Inside the isolation, because lazy layers draw their weights at the first forward pass.
         _check(model, name, domain)
-    return model
+    return model if front is None else fronted(front, model, domain, seed=seed)
 
 
 def canonical(spec: str) -> str:
@@ -34,9 +36,11 @@ def canonical(spec: str) -> str:
     >>> canonical("vit: dim=64, depth=02")
     'vit:depth=2,dim=64'
     """
-    name, registry, local = _resolve(spec)
+    front, behind = split_front(spec)
+    name, registry, local = _resolve(behind)
     _, colon, options = registry.canonical(local).partition(":")
-    return name + colon + options
+    model = name + colon + options
+    return model if front is None else joined(front, model)
 
 
 def _resolve(spec: str) -> tuple[str, Registry[nn.Module], str]:

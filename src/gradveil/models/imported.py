@@ -19,18 +19,19 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.registry import Registry, split_spec
 from gradveil.core.seeding import isolated
 from gradveil.core.types import Domain
+from gradveil.models.fronts import split_front
 from gradveil.models.registry import MODELS
 
 _ANY_VALUE = int | float | bool | str
 
 
 def is_import_path(spec: str) -> bool:
-    """Whether a spec names a user's factory rather than a registered model.
+    """Whether a spec names a user's factory rather than a registered model, whatever front stands before it.
 
     >>> is_import_path("mypackage.nets:small:width=3"), is_import_path("lenet:init=wide")
     (True, False)
     """
-    module, _, rest = spec.strip().partition(":")
+    module, _, rest = split_front(spec)[1].partition(":")
     factory = rest.partition(":")[0]
     return "." in module or (module not in MODELS and factory.replace(".", "_").isidentifier())
 

@@ -2,13 +2,14 @@
 
 from gradveil.threat.model import THREATS, Knowledge, ThreatModel, threat_model
 from gradveil.threat.observation import Observation, observe
-from gradveil.threat.storage import load_observations, save_observations
+from gradveil.threat.storage import broadcasts, load_observations, save_observations
 
 __all__ = [
     "THREATS",
     "Knowledge",
     "Observation",
     "ThreatModel",
+    "broadcasts",
     "load_observations",
     "observe",
     "save_observations",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -33,12 +33,19 @@ KIND = "observation"
 def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     """Write replies to the same broadcast into one file."""
     first = seen[0]
-    same = all(one.sent is first.sent and one.model == first.model and one.threat == first.threat for one in seen)
+    same = all(
+        broadcasts(one) == broadcasts(first) and one.model == first.model and one.threat == first.threat for one in seen
+    )
     if not same:
         raise GradveilError("one observation file holds replies to one broadcast; write several files")
-    tensors = {f"sent/{name}": tensor for name, tensor in first.sent.items()}
-    tensors |= {f"buffer/{name}": tensor for name, tensor in _persistent_buffers(first.module).items()}
-    tensors |= {f"reply/{name}": tensor for name, tensor in stack([one.reply for one in seen]).items()}
+    tensors = {f"buffer/{name}": tensor for name, tensor in _persistent_buffers(first.module).items()}
+    for number, asked in enumerate(zip(*((*one.earlier, one) for one in seen), strict=True)):
+        place = f"earlier/{number}/" if number < len(first.earlier) else ""
+        sent = asked[0].sent
+        if place:  # only what was another then
+            sent = {name: tensor.clone() for name, tensor in sent.items() if tensor is not first.sent[name]}
+        tensors |= {f"{place}sent/{name}": tensor for name, tensor in sent.items()}
+        tensors |= {f"{place}reply/{name}": tensor for name, tensor in stack([one.reply for one in asked]).items()}
     if first.labels is not None:
         tensors["labels"] = torch.stack([cast(Tensor, one.labels) for one in seen])
     if first.statistics is not None:
@@ -54,8 +61,15 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
         "recipe": None if first.recipe is None else asdict(first.recipe),
         "defense": first.defense,
         "reshaped": first.reshaped,
+        "crafted": list(first.crafted),
+        "earlier": len(first.earlier),
     }
     write_tensors(path, KIND, tensors, meta)
+
+
+def broadcasts(one: Observation) -> tuple[int, ...]:
+    """What the client was sent, the earlier broadcasts first: equal for observations that one file can hold."""
+    return tuple(id(asked.sent) for asked in (*one.earlier, one))
 
 
 def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Observation]:
@@ -68,29 +82,40 @@ def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Ob
     def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
         with torch.device("meta"):  # shapes alone: a hostile header cannot make us allocate
             model = _model(path, meta) if module is None else copy.deepcopy(module).to("meta")
-            _check_shapes(path, meta, shapes, _reshaped(path, meta, model))
-        built.append(_reshaped(path, meta, _model(path, meta) if module is None else module))
+            _check_shapes(path, meta, shapes, _as_sent(path, meta, model))
+        built.append(_as_sent(path, meta, _model(path, meta) if module is None else module))
 
     tensors, meta = read_tensors(path, KIND, check=check)
     architecture = built[0]
     architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
-    replies, sent, statistics = (_part(tensors, prefix) for prefix in ("reply/", "sent/", "statistics/"))
-    common = _header(path, meta) | {"module": architecture, "sent": sent}
-    labels = tensors.get("labels")
+    statistics, labels = _part(tensors, "statistics/"), tensors.get("labels")
+    common = _header(path, meta) | {"module": architecture}
+    count: int = meta["replies"]
+    places = [f"earlier/{number}/" for number in range(meta.get("earlier") or 0)]
+    asked = [_replies(tensors, place, common, count) for place in (*places, "")]
     return [
-        Observation(
-            **common,
-            reply={name: tensor[i] for name, tensor in replies.items()},
+        replace(
+            last,
             labels=None if labels is None else labels[i],
             statistics={name: tensor[i] for name, tensor in statistics.items()} or None,
+            earlier=tuple(replies[i] for replies in asked[:-1]),
         )
-        for i in range(meta["replies"])
+        for i, last in enumerate(asked[-1])
+    ]
+
+
+def _replies(tensors: Params, place: str, common: dict[str, Any], count: int) -> list[Observation]:
+    """All replies to one broadcast."""
+    sent, replies = _part(tensors, "sent/") | _part(tensors, f"{place}sent/"), _part(tensors, f"{place}reply/")
+    return [
+        Observation(**common, sent=sent, reply={name: tensor[i] for name, tensor in replies.items()})
+        for i in range(count)
     ]
 
 
 def _model(path: Path, meta: dict[str, Any]) -> nn.Module:
-    """The model that the header names; its parameters do not matter, those of the file do."""
-    spec, domain = _header(path, meta)["model"], read_domain(path, meta)
+    """The model that the header names, without a front; its parameters do not matter, those of the file do."""
+    (_, spec), domain = models.split_front(_header(path, meta)["model"]), read_domain(path, meta)
     if models.is_import_path(spec):
         raise BadFileError(f"{path} is of the model {spec!r}, whose code is yours to give: add --model {spec}")
     try:
@@ -99,11 +124,13 @@ def _model(path: Path, meta: dict[str, Any]) -> nn.Module:
         raise BadFileError(f"{path}: its header names a model that cannot be: {error}") from None
 
 
-def _reshaped(path: Path, meta: dict[str, Any], model: nn.Module) -> nn.Module:
-    """The architecture that the defenses in the header make of the model."""
-    spec = _header(path, meta)["reshaped"]
+def _as_sent(path: Path, meta: dict[str, Any], model: nn.Module) -> nn.Module:
+    """The architecture that the defenses in the header make of the model, behind the front that the server put."""
+    header = _header(path, meta)
+    spec, (front, _) = header["reshaped"], models.split_front(header["model"])
     try:
-        return model if spec is None else DEFENSES.build(spec).on_model(model)
+        model = model if spec is None else DEFENSES.build(spec).on_model(model)
+        return model if front is None else models.fronted(front, model, header["domain"], seed=0)
     except GradveilError as error:
         raise BadFileError(f"{path}: its header names an architecture that cannot be: {error}") from None
 
@@ -122,7 +149,7 @@ def _without_weights(spec: str) -> str:
 def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """The fields of an Observation that the header gives, each checked."""
     model, kind, size, defense = (meta.get(key) for key in ("model", "kind", "batch_size", "defense"))
-    recipe, reshaped = meta.get("recipe"), meta.get("reshaped")
+    recipe, reshaped, crafted = meta.get("recipe"), meta.get("reshaped"), meta.get("crafted") or []
     problems = [
         (isinstance(model, str) and len(model) <= 200, "model"),
         (kind in ("gradient", "delta"), "kind"),
@@ -131,6 +158,8 @@ def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
         (reshaped is None or (isinstance(reshaped, str) and len(reshaped) <= 200), "reshaped"),
         (recipe is None or isinstance(recipe, dict), "recipe"),
         (isinstance(meta.get("threat"), str), "threat"),
+        (isinstance(crafted, list) and all(isinstance(name, str) for name in crafted), "crafted"),
+        (meta.get("earlier") is None or (type(meta["earlier"]) is int and 0 <= meta["earlier"] <= 1000), "earlier"),
         (type(meta.get("replies")) is int and meta["replies"] >= 1, "replies"),
     ]
     for good, field in problems:
@@ -146,6 +175,7 @@ def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
             "threat": threat_model(meta["threat"]).name,
             "recipe": None if recipe is None else Recipe(**recipe),
             "reshaped": None if reshaped is None else _only_reshaping(reshaped),
+            "crafted": tuple(crafted),
         }
     except (TypeError, GradveilError) as error:
         raise BadFileError(f"{path}: its header is impossible: {error}") from None
@@ -173,8 +203,11 @@ def read_domain(path: Path, meta: dict[str, Any]) -> Domain:
 def _check_shapes(path: Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
     _header(path, meta)
     replies: int = meta["replies"]
-    wanted: dict[str, tuple[int, ...]] = {f"sent/{name}": tuple(p.shape) for name, p in module.named_parameters()}
-    wanted |= {f"reply/{name}": (replies, *p.shape) for name, p in module.named_parameters()}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for place in ("", *(f"earlier/{number}/" for number in range(meta.get("earlier") or 0))):
+        sent = {f"{place}sent/{name}": tuple(p.shape) for name, p in module.named_parameters()}
+        wanted |= {name: shape for name, shape in sent.items() if not place or name in shapes}
+        wanted |= {f"{place}reply/{name}": (replies, *p.shape) for name, p in module.named_parameters()}
     wanted |= {f"buffer/{name}": tuple(b.shape) for name, b in _persistent_buffers(module).items()}
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and f"statistics/{name}.mean" in shapes:

@@ -1,0 +1,87 @@
+"""How many images Imprint reads off an update: by query and quantiles, of FedAvg clients, and under defenses.
+
+One JSON object a line, the figures of ``docs/attacks/imprint.md``: over batches in the order of the test set, the
+share of images with a reconstruction above 60 dB, and the median PSNR of the closest reconstruction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import torch
+
+from gradveil import models
+from gradveil.attacks import ATTACKS, Budget, Server
+from gradveil.client import Client
+from gradveil.core.seeding import generator
+from gradveil.core.trees import detached
+from gradveil.core.types import Recipe
+from gradveil.data import load
+from gradveil.defenses import DEFENSES
+from gradveil.threat import observe, threat_model
+
+BATCHES, PUBLIC, EXACT_DB = 8, 50, 60.0
+FEDSGD = Recipe()
+DEFENDED = (
+    "none", "noise:sigma=0.001", "noise:sigma=0.1", "clip:bound=4", "clip:bound=1,per=global", "sparsify:rate=0.8",
+    "soteria:rate=0.8", "clip:bound=1+noise:sigma=0.001", "dp", "outpost", "censor:trials=20",
+)  # fmt: skip
+
+
+def measured(
+    attack_spec: str, *, data: str = "cifar10", model: str = "mlp", size: int = 16, defense: str = "none",
+    recipe: Recipe = FEDSGD,
+) -> dict[str, object]:  # fmt: skip
+    """One line: the attack on ``BATCHES`` clients with ``size`` images each."""
+    images = load(f"{data}:split=test")
+    attack, honest = ATTACKS.build(attack_spec, Budget(1, 1)), models.build(model, images.domain, seed=0)
+    public = images.batch(range(len(images) - PUBLIC, len(images)))
+    made = attack.craft(Server(honest, model, detached(dict(honest.named_parameters())), images.domain, public), [], 0)
+    assert made is not None
+    client = Client(made.module, recipe=recipe, defense=DEFENSES.build(defense))
+    scores = []
+    for i in range(BATCHES):
+        batch = images.batch(range(i * size, (i + 1) * size))
+        reply = client.reply(made.sent, batch, generator(0, "defense", i))
+        seen = observe(
+            module=made.module, model=made.model, domain=images.domain, sent=made.sent, reply=reply.update,
+            batch=batch, recipe=recipe, defense=defense, threat=threat_model("G"), crafted=made.tampered,
+        )  # fmt: skip
+        (found,) = attack([seen], seeds=[0])
+        errors = (found.inputs[:, None] - batch.inputs).square().mean(dim=(2, 3, 4)).amin(dim=0)
+        scores.append(-10 * errors.clamp(min=1e-16).log10())
+    psnr = torch.stack(scores)
+    return {
+        "data": data, "model": model, "attack": attack_spec, "images": size, "defense": defense,
+        "sends": recipe.sends, "epochs": recipe.epochs, "mini_batch": recipe.batch_size, "lr": recipe.lr,
+        "recovered": round(float((psnr > EXACT_DB).sum(dim=1).float().mean()), 1),
+        "fewest": int((psnr > EXACT_DB).sum(dim=1).min()),
+        "median_psnr": round(float(psnr.median()), 1),
+    }  # fmt: skip
+
+
+def lines() -> Iterator[dict[str, object]]:
+    for data in ("cifar10", "mnist"):
+        for query in ("mean", "dct", "random"):
+            for quantiles in ("public", "normal", "laplace"):
+                for size, bins in ((16, 128), (64, 256)):
+                    options = f"imprint:bins={bins},query={query},quantiles={quantiles}"
+                    yield measured(options, data=data, size=size)
+    for variant in ("sparse", "fedsgd"):
+        yield measured(f"imprint:variant={variant}", model="lenet", size=32)
+        for epochs, mini_batch, lr in ((1, 8, 0.1), (1, 8, 0.01), (1, 1, 0.1), (3, 8, 0.01)):
+            recipe = Recipe(sends="delta", epochs=epochs, batch_size=mini_batch, lr=lr)
+            yield measured(f"imprint:variant={variant}", model="lenet", size=32, recipe=recipe)
+    for defense in DEFENDED:
+        for options in ("imprint", "imprint:query=mean,quantiles=public"):
+            yield measured(options, model="lenet:init=wide", defense=defense)
+
+
+def main() -> None:
+    for line in lines():
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Imprint, or "Robbing the Fed" (Fowl et al., ICLR 2022): a layer before the model sorts inputs into bins, one a row.
+
+All rows ask the same number of an input, and row k is active if the answer is above its threshold. The gradient of its
+weights is then the sum over those inputs of d x, that of its bias the sum of d, with d the same for all rows: two rows
+in turn differ by what lies between their thresholds, and if that is one input, the quotient of the differences is that
+input. A hard-tanh that is only active inside the bin needs no differences, and so survives several local steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.active.queries import Quantiles, Query, direction, edges
+from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.labels import infer_labels
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Progress
+from gradveil.core.types import Params
+from gradveil.models import Fronted, Imprint, fronted, joined, split_front
+from gradveil.threat.model import Knowledge
+from gradveil.threat.observation import Observation
+
+WEIGHT, BIAS = "front.query.weight", "front.query.bias"
+_ROUNDING = 8
+"""Differences of rows of less than so many units in the last place are rounding, not inputs."""
+_MOST = 0.75
+_GRAY = 0.5
+
+
+@dataclass(frozen=True)
+class Imprinting(Attack):
+    """Broadcasts the model behind a crafted imprint front, and reads inputs off the reply's rows."""
+
+    bins: int
+    query: Query
+    quantiles: Quantiles
+    variant: Literal["fedsgd", "sparse"]
+    gain: float
+    contrast: float
+
+    @property
+    def requires(self) -> frozenset[Knowledge]:  # type: ignore[override]
+        """Public data only where quantiles are taken of them."""
+        needed = frozenset({Knowledge.BATCH_SIZE, Knowledge.CRAFT})
+        return needed | {Knowledge.PUBLIC_DATA} if self.quantiles == "public" else needed
+
+    def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:
+        """The honest model behind the crafted front; one question is enough."""
+        if history:
+            return None
+        if split_front(server.model)[0] is not None:
+            raise GradveilError(f"attack 'imprint' puts a front before the model, and {server.model!r} has one already")
+        kind = "relu" if self.variant == "fedsgd" else f"sparse,ceiling={self.gain}"
+        front = f"imprint:bins={self.bins},kind={kind}"
+        like = next(iter(server.sent.values()))
+        parameters = self._parameters(server, seed)
+        crafted = {f"front.{name}": tensor.to(like).contiguous() for name, tensor in parameters.items()}
+        return Crafted(
+            module=fronted(front, copy.deepcopy(server.module), server.domain, seed=seed).to(like.device),
+            model=joined(front, server.model),
+            sent={**crafted, **{f"model.{name}": tensor for name, tensor in server.sent.items()}},
+            tampered=tuple(crafted),
+        )
+
+    def _parameters(self, server: Server, seed: int) -> Params:
+        """The parameters of the front: what it passes on is a plain picture, the brighter the larger the answer.
+
+        ``gain`` scales the query down and the return up. The picture stays the same, and the gradient of the query
+        grows: it stands out from noise, and from the rounding of parameters in a difference of two.
+        """
+        public = None if server.public is None else server.public.inputs
+        asked = direction(self.query, server.domain, seed)
+        ends = edges(asked, self.bins, self.quantiles, server.domain, public)
+        below, width = ends[:-1], ends.diff() if self.variant == "sparse" else torch.ones(self.bins).double()
+        usual = ends[[1, -2], None]
+        active = ((usual - below) / width).clamp(min=0, max=1 if self.variant == "sparse" else None)
+        black, white = active.sum(dim=1)
+        pixels, flat = asked.numel(), self.contrast / (white - black)
+        return {
+            "query.weight": self.gain * asked.double().flatten() / width[:, None],
+            "query.bias": -self.gain * below / width,
+            "back.weight": (flat / self.gain).expand(pixels, self.bins),
+            "back.bias": (_GRAY - flat * (black + white) / 2).expand(pixels),
+        }
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+        front, size = _front(seen[0]), seen[0].batch_size or 1
+        weight, bias = (torch.stack([one.reply[name] for one in seen]) for name in (WEIGHT, BIAS))
+        smallest = _ROUNDING * torch.finfo(bias.dtype).eps * bias.abs().amax(dim=1, keepdim=True)
+        if front.ceiling is None:
+            weight, bias = _between_thresholds(weight), _between_thresholds(bias)
+        # Inputs are positive, so the mean over a row is as good a sign of one as its bias, with less noise in it.
+        found = (bias.abs() > smallest) * weight.mean(dim=2).abs()
+        strongest = found.topk(min(size, found.shape[1]), dim=1)
+        rows = strongest.indices
+        pictures = _picked(weight, rows) / bias.gather(1, rows)[:, :, None]
+        pictures = pictures.nan_to_num() * _scale(pictures.nan_to_num(), rows, seen[0].sent, front.ceiling)
+        pictures = pictures.where(strongest.values[:, :, None] > 0, _GRAY).clamp(0, 1)
+        inputs = _filled(pictures, size).view(len(seen), size, *seen[0].domain.shape)
+        missing = 1 - (strongest.values > 0).sum(dim=1) / size
+        labels = infer_labels(seen, size)
+        return [
+            Reconstruction(
+                inputs=inputs[i].cpu(),
+                labels=labels[i].cpu(),
+                objective=float(missing[i]),
+                objectives=(float(missing[i]),),
+                steps=(0,),
+                trace=(float(missing[i]),),
+                stopped="converged",
+                strategy="closed form",
+            )
+            for i in range(len(seen))
+        ]
+
+
+def _front(one: Observation) -> Imprint:
+    """The front that was sent; refuses replies to other broadcasts."""
+    if not isinstance(one.module, Fronted) or not isinstance(one.module.front, Imprint) or WEIGHT not in one.crafted:
+        raise GradveilError("attack 'imprint' reads replies to a broadcast that it crafted itself: run it in an audit")
+    return one.module.front
+
+
+def _between_thresholds(rows: Tensor) -> Tensor:
+    """Each row [n, bins, ...] less the next one, which has the same inputs but for those in between."""
+    return rows - torch.cat([rows[:, 1:], torch.zeros_like(rows[:, :1])], dim=1)
+
+
+def _scale(pictures: Tensor, rows: Tensor, sent: Params, ceiling: float | None) -> Tensor:
+    """[n, 1, 1]: what to multiply each reply's pictures [n, m, pixels] by, so that they fall into their bins.
+
+    Clipping shortens weights and biases by different factors, and all quotients of a reply by the same. The server
+    knows the bin of every picture, so for each an interval of factors; the one sought lies in most of them. It is 1
+    unless far more fit another: pictures mixed of several inputs fit anywhere.
+    """
+    weight, bias = sent[WEIGHT], sent[BIAS]
+    ends = torch.cat([-bias[1:], bias.new_full((1,), torch.inf)]) if ceiling is None else ceiling - bias
+    answers = (pictures * weight[rows]).sum(dim=2)
+    low, high = torch.stack([-bias[rows] / answers, ends[rows] / answers]).sort(dim=0).values.clamp(min=0)
+    tried = torch.cat([torch.ones_like(low[:, :1]), low], dim=1)
+    fitting = ((low[:, None] <= tried[:, :, None]) & (tried[:, :, None] < high[:, None])).sum(dim=2)
+    best, place = fitting.max(dim=1, keepdim=True)
+    first = tried.gather(1, place)
+    last = high.where(high > first, torch.inf).amin(dim=1, keepdim=True)
+    middle = torch.where(last < torch.inf, (first + last) / 2, first)
+    return torch.where(fitting[:, :1] >= _MOST * best, 1.0, middle)[:, :, None]
+
+
+def _picked(weight: Tensor, rows: Tensor) -> Tensor:
+    return weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2]))
+
+
+def _filled(pictures: Tensor, size: int) -> Tensor:
+    """[n, size, pixels]: plain gray for inputs that there were too few bins for."""
+    lacking = size - pictures.shape[1]
+    return torch.nn.functional.pad(pictures, (0, 0, 0, lacking), value=_GRAY)
+
+
+@ATTACKS.register("imprint")
+def imprint(
+    budget: Budget,  # noqa: ARG001
+    *,
+    bins: int = 128,
+    query: Query = "random",
+    quantiles: Quantiles = "normal",
+    variant: Literal["fedsgd", "sparse"] = "sparse",
+    gain: float = 1e-6,
+    contrast: float = 1.0,
+) -> Attack:
+    """Imprint (Fowl et al. 2022): a crafted layer before the model sorts inputs into bins that are read off."""
+    if bins < 3:
+        raise GradveilError(f"attack imprint: bins is at least 3, not {bins}")
+    for option, value in (("gain", gain), ("contrast", contrast)):
+        if not 0 < value < float("inf"):
+            raise GradveilError(f"attack imprint: {option} is above 0, not {value}")
+    return Imprinting(bins=bins, query=query, quantiles=quantiles, variant=variant, gain=gain, contrast=contrast)

@@ -1,0 +1,123 @@
+"""``gradveil inspect``: is this broadcast crafted?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor, nn
+
+from gradveil import client, models
+from gradveil.client import Finding, Inspection
+from gradveil.client.inspection.broadcast import PROBE
+from gradveil.core.errors import GradveilError
+from gradveil.core.tensor_files import read_state, read_tensors, written_by_gradveil
+from gradveil.core.types import Domain, Params
+from gradveil.data import ImageSet, load
+from gradveil.threat import load_observations
+from gradveil.threat.storage import KIND, read_domain
+
+SUSPICIOUS = 3
+
+_out = Console(soft_wrap=True)
+
+
+def inspect(
+    broadcast: Annotated[
+        str,
+        typer.Argument(metavar="MODEL_OR_STATE", help="A model spec, a safetensors state dict or an observation file."),
+    ],
+    previous: Annotated[Path | None, typer.Option(help="The last broadcast, a file of either kind.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model you agreed on; a plain state dict needs it.")] = None,
+    data: Annotated[str | None, typer.Option(help="Public images to try the model on, such as mnist-samples.")] = None,
+    seed: Annotated[int, typer.Option(help="Initialises the model of a spec.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
+) -> None:
+    """Look for the marks of a dishonest server in a broadcast. Exits with 3 if there are any, with 0 if not."""
+    images = None if data is None else load(data)
+    path = Path(broadcast)
+    if path.suffix == ".safetensors" or path.exists():
+        domain = _domain(path, images)
+        module, state = _agreed(path, model, domain), _state(path)
+        _fill_buffers(module, state)
+    else:
+        domain = (images or load("cifar10-samples")).domain
+        module = models.build(broadcast, domain, seed=seed)
+        state = module.state_dict()
+    found = client.inspect(
+        module,
+        _parameters(module, state),
+        domain=domain,
+        probe=None if images is None else images.batch(range(min(PROBE, len(images)))),
+        previous=None if previous is None else _parameters(module, _state(previous)),
+    )
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        _print(found)
+    if found.suspicious:
+        raise typer.Exit(SUSPICIOUS)
+
+
+def _domain(path: Path, images: ImageSet | None) -> Domain:
+    """What inputs look like: as an observation says, or as the images named."""
+    if not written_by_gradveil(path):
+        return (images or load("cifar10-samples")).domain
+    domain = read_domain(path, read_tensors(path, KIND)[1])
+    if images is not None and images.domain.shape != domain.shape:
+        raise GradveilError(f"{path} is of inputs {list(domain.shape)}, --data {images.name} has others: leave it out")
+    return domain
+
+
+def _agreed(path: Path, model: str | None, domain: Domain) -> nn.Module:
+    """The architecture that the broadcast is for: as the user says, or as an observation names it."""
+    if model is not None:
+        return models.build(model, domain, seed=0)
+    if not written_by_gradveil(path):
+        raise GradveilError(f"{path} does not say of which model it is: add --model, such as --model resnet18")
+    return load_observations(path)[0].module
+
+
+def _state(path: Path) -> dict[str, Tensor]:
+    """A state dict, or what an observation says was sent."""
+    if not written_by_gradveil(path):
+        return read_state(path)
+    tensors, _ = read_tensors(path, KIND)
+    parts = {name.partition("/"): tensor for name, tensor in tensors.items()}
+    return {name: tensor for (part, _, name), tensor in parts.items() if part in ("sent", "buffer")}
+
+
+def _parameters(module: nn.Module, state: dict[str, Tensor]) -> Params:
+    """What of a state dict is trained: all but the buffers of the agreed model."""
+    buffers = module.state_dict().keys() - dict(module.named_parameters(remove_duplicate=False))
+    return {name: tensor for name, tensor in state.items() if name not in buffers}
+
+
+def _fill_buffers(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Running statistics are part of what was sent."""
+    for name, buffer in module.state_dict().items():
+        if name in state and name not in _parameters(module, state):
+            if state[name].shape != buffer.shape:
+                raise GradveilError(
+                    f"buffer {name!r} has the shape {list(state[name].shape)}, not {list(buffer.shape)}"
+                )
+            buffer.copy_(state[name])
+
+
+def _print(found: Inspection) -> None:
+    for finding in found.findings:
+        _out.print(_shown(finding))
+    for reason in found.left_out:
+        _out.print(f"not checked: {reason}", highlight=False, markup=False)
+    said = "suspicious: do not train on this" if found.suspicious else "nothing suspicious was found"
+    _out.print(Text(said, style="bold red" if found.suspicious else "bold green"))
+
+
+def _shown(finding: Finding) -> Text:
+    style = "bold red" if finding.severity == "alarm" else "bold"
+    measured = f" ({finding.figure:.3g}, bound {finding.bound:g})"
+    return Text.assemble((finding.severity, style), str(finding).removeprefix(finding.severity), measured)

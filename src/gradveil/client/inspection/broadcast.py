@@ -1,0 +1,117 @@
+"""What the checks look at: the broadcast layer by layer, and what its layers see of a probe."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gradveil.core.seeding import generator
+from gradveil.core.types import Batch, Domain, Params, Recipe
+
+PROBE = 8
+"""Examples that a probe has at most: each is asked about all classes, and a ResNet takes its time."""
+ROWS = 1024
+"""Rows of a layer that are looked at, evenly spread, however many there are."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A fully connected layer: weight [rows, columns], bias [rows] or None, both in float32."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.weight)
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A broadcast of finite numbers, with whatever else is known about the round."""
+
+    module: nn.Module
+    sent: Params
+    previous: Params | None
+    probe: Batch | None
+    recipe: Recipe | None
+    hidden: tuple[Linear, ...]
+    """All fully connected layers but the classifier."""
+    classifier: Linear | None
+    inputs: Params
+    """What each fully connected layer takes in on the probe, [n, columns] by layer; empty where nothing could run."""
+
+
+def look(
+    module: nn.Module, sent: Params, *, domain: Domain | None, previous: Params | None, probe: Batch | None,
+    recipe: Recipe | None,
+) -> Broadcast:  # fmt: skip
+    """Take a broadcast apart, and run the probe through it if it fits the module."""
+    if probe is None and domain is not None:
+        probe = synthetic(domain)
+    probe = None if probe is None else _on_device(probe.take(slice(PROBE)), sent)
+    linear = {layer.name: layer for layer in _linear(module, sent)}
+    inputs = _inputs(module, sent, probe.inputs) if probe is not None and fits(module, sent) else {}
+    order = [name for name in (inputs or linear) if name in linear]
+    last = order[-1] if order else None
+    return Broadcast(
+        module=module,
+        sent=sent,
+        previous=previous,
+        probe=probe,
+        recipe=recipe,
+        hidden=tuple(layer for name, layer in linear.items() if name != last),
+        classifier=None if last is None else linear[last],
+        inputs=inputs,
+    )
+
+
+def fits(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
+    """Whether these are the parameters of the module, by name and shape."""
+    return {k: p.shape for k, p in module.named_parameters()} == {k: p.shape for k, p in params.items()}
+
+
+def synthetic(domain: Domain) -> Batch:
+    """Public stand-ins for images: smooth random fields with the mean and spread of the domain, all classes in turn."""
+    rng = generator(0, "inspection", "probe")
+    coarse = torch.randn(PROBE, domain.channels, 4, 4, generator=rng)
+    smooth = nn.functional.interpolate(coarse, size=domain.shape[1:], mode="bilinear", align_corners=False)
+    fine = torch.randn(PROBE, *domain.shape, generator=rng)
+    mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (domain.mean, domain.std))
+    return Batch((mean + std * (smooth + 0.3 * fine)).clamp(0, 1), torch.arange(PROBE) % domain.classes)
+
+
+def _on_device(probe: Batch, sent: Params) -> Batch:
+    like = next(tensor for tensor in sent.values() if tensor.is_floating_point())
+    return Batch(probe.inputs.to(like), probe.labels.to(like.device))
+
+
+def _linear(module: nn.Module, sent: Params) -> Iterator[Linear]:
+    """The fully connected layers of a broadcast, those too that the module does not have."""
+    layers = dict(module.named_modules())
+    for parameter, tensor in sent.items():
+        name, _, kind = parameter.rpartition(".")
+        if kind == "weight" and tensor.dim() == 2 and isinstance(layers.get(name), nn.Linear | None):
+            bias = sent.get(f"{name}.bias")
+            yield Linear(name, tensor.float(), None if bias is None else bias.float())
+
+
+def _inputs(module: nn.Module, sent: Params, images: Tensor) -> Params:
+    """What fully connected layers take in, [n, columns] each, in the order in which a forward pass enters them."""
+    caught: Params = {}
+
+    def catch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _layer, arguments: caught.update({name: arguments[0].flatten(0, -2)})
+
+    watched = copy.deepcopy(module).eval()
+    for name, layer in watched.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(catch(name))
+    functional_call(watched, sent, (images,))
+    return caught

@@ -1,0 +1,52 @@
+"""A client under an active attack: it answers whatever the attack crafts, until the attack asks no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from exchanges import FEDSGD, SAMPLES
+from gradveil import models
+from gradveil.attacks import Attack, Server
+from gradveil.client import Client
+from gradveil.core.seeding import generator
+from gradveil.core.types import Batch, Recipe
+from gradveil.defenses import DEFENSES
+from gradveil.threat import Observation, observe, threat_model
+
+
+def interrogated(
+    attack: Attack,
+    batch: Batch,
+    *,
+    model: str,
+    defense: str = "none",
+    threat: str = "F",
+    recipe: Recipe = FEDSGD,
+    seed: int = 0,
+    public: Batch | None = None,
+    most: int = 50,
+) -> Observation:
+    """What the adversary sees of the client's last reply, with the earlier ones in it."""
+    honest = models.build(model, SAMPLES.domain, seed=seed)
+    sent = dict(honest.named_parameters())
+    server = Server(honest, model, {name: p.detach().clone() for name, p in sent.items()}, SAMPLES.domain, public)
+    history: list[Observation] = []
+    while (crafted := attack.craft(server, history, seed)) is not None:
+        assert len(history) < most, "the attack asks without end"
+        client = Client(crafted.module, recipe=recipe, defense=DEFENSES.build(defense))
+        reply = client.reply(crafted.sent, batch, generator(seed, "defense", len(history)))
+        seen = observe(
+            module=crafted.module,
+            model=crafted.model,
+            domain=SAMPLES.domain,
+            sent=crafted.sent,
+            reply=reply.update,
+            batch=batch,
+            recipe=recipe,
+            defense=defense,
+            threat=threat_model(threat),
+            crafted=crafted.tampered,
+        )
+        history.append(seen)
+    assert history, "an active attack asks at least once"
+    return replace(history[-1], earlier=tuple(history[:-1]))
