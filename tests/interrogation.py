@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from exchanges import FEDSGD, SAMPLES
 from gradveil import models
-from gradveil.attacks import Attack, Server
+from gradveil.attacks import Attack, Crafted, Server
+from gradveil.attacks.active.interrogation import interrogate
 from gradveil.client import Client
 from gradveil.core.seeding import generator
 from gradveil.core.types import Batch, Recipe
@@ -24,18 +23,16 @@ def interrogated(
     recipe: Recipe = FEDSGD,
     seed: int = 0,
     public: Batch | None = None,
-    most: int = 50,
 ) -> Observation:
     """What the adversary sees of the client's last reply, with the earlier ones in it."""
     honest = models.build(model, SAMPLES.domain, seed=seed)
     sent = dict(honest.named_parameters())
     server = Server(honest, model, {name: p.detach().clone() for name, p in sent.items()}, SAMPLES.domain, public)
-    history: list[Observation] = []
-    while (crafted := attack.craft(server, history, seed)) is not None:
-        assert len(history) < most, "the attack asks without end"
+
+    def answer(crafted: Crafted, question: int) -> Observation:
         client = Client(crafted.module, recipe=recipe, defense=DEFENSES.build(defense))
-        reply = client.reply(crafted.sent, batch, generator(seed, "defense", len(history)))
-        seen = observe(
+        reply = client.reply(crafted.sent, batch, generator(seed, "defense", question))
+        return observe(
             module=crafted.module,
             model=crafted.model,
             domain=SAMPLES.domain,
@@ -47,6 +44,5 @@ def interrogated(
             threat=threat_model(threat),
             crafted=crafted.tampered,
         )
-        history.append(seen)
-    assert history, "an active attack asks at least once"
-    return replace(history[-1], earlier=tuple(history[:-1]))
+
+    return interrogate(attack, server, [answer], seed)[0]

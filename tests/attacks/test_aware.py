@@ -7,7 +7,7 @@ import torch
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.aware import UNBOUNDED, as_defended, clip_bound, cut_tensors, estimated
+from gradveil.attacks.aware import UNBOUNDED, as_defended, clip_bound, cut_tensors, estimated, noise_level, trusts
 from gradveil.attacks.eot import Averaged
 from gradveil.attacks.objectives import Cosine
 from gradveil.core.errors import GradveilError
@@ -36,6 +36,20 @@ def test_what_was_cut_is_seen(model: str) -> None:
     assert cut_tensors(bare.reply) == set()
     assert large <= cut_tensors(sparse.reply)
     assert cut_tensors(pruned.reply) == {classifier}
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet18", "mlp"])
+def test_the_noise_level_is_read_off_the_spread(model: str) -> None:
+    (bare,) = observed(private_batches(1), model=model)
+    (noisy,) = observed(private_batches(1), model=model, defense="noise:sigma=0.1")
+    (sparse,) = observed(private_batches(1), model=model, defense="sparsify:rate=0.9")
+    assert noise_level(noisy.reply) == pytest.approx(0.1, rel=0.05)
+    assert noise_level(bare.reply) == noise_level(sparse.reply) == 0
+    assert set(trusts(bare.reply).values()) == {1.0}
+    trust = trusts(noisy.reply)
+    signal = {name: float(t.square().sum() / noisy.reply[name].square().sum()) for name, t in bare.reply.items()}
+    large = [name for name, t in bare.reply.items() if t.numel() >= 400]
+    assert all(trust[name] == pytest.approx(signal[name], abs=0.15) for name in large)
 
 
 def test_the_true_update_is_treated_as_the_defense_did() -> None:

@@ -2,7 +2,8 @@
 
 An update that was clipped layer by layer has several layers of exactly the same norm, the largest. One that was
 sparsified has the same share of zeros in every large tensor. Soteria leaves whole columns of the classifier at zero.
-What is not found is taken for not done: on an undefended update nothing changes.
+Noise spreads the entries of many tensors by the same amount, whatever their gradients are. What is not found is taken
+for not done: on an undefended update nothing changes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from gradveil.threat.observation import Observation
 
 _LARGE = 100
 """Entries from which on a tensor's share of zeros means something."""
+_MANY = 400
+"""Entries from which on the median of a tensor is known to a few percent."""
+_SAME_SPREAD = 0.1
 _SAME_NORM = 1e-4
 _SAME_SHARE = 0.02
 _FEWEST_ZEROS = 0.05
@@ -27,11 +31,13 @@ UNBOUNDED = 1e15
 
 
 def estimated(seen: Sequence[Observation]) -> Given:
-    """For each observation the clip bound, and which tensors were cut down, [N] each."""
+    """For each observation the clip bound, which tensors were cut down, and how far each is to be trusted, [N] each."""
     device = next(iter(seen[0].reply.values())).device
     bounds = [clip_bound(one.reply) for one in seen]
     cut = [{name: float(name in cut_tensors(one.reply)) for name in one.reply} for one in seen]
+    trust = [trusts(one.reply) for one in seen]
     return {
+        "trust": {name: torch.tensor([one[name] for one in trust], device=device) for name in seen[0].reply},
         "bound": torch.tensor(bounds, device=device),
         "cut": {name: torch.tensor([one[name] for one in cut], device=device) for name in seen[0].reply},
     }
@@ -47,6 +53,34 @@ def as_defended(update: Params, given: Given) -> Params:
         return tensor * (longest / norm.clamp(min=longest)) * sparse
 
     return map_each(treated, update, given["reply"], given["cut"])
+
+
+def as_trusted(update: Params, given: Given) -> Params:
+    """An update in which tensors count by how much of them is not noise: for candidates and for what was seen."""
+    return map_each(lambda tensor, trust: tensor * trust, update, given["trust"])
+
+
+def noise_level(update: Params) -> float:
+    """The deviation of noise that was added to every entry, 0 if nothing looks like it.
+
+    Half of all entries of N(0, sigma) lie within 0.6745 sigma. Noise bounds that from below in every tensor, so those
+    whose gradients are small in comparison agree about it; without noise tensors differ by more.
+    """
+    large = [tensor.flatten() for tensor in update.values() if tensor.numel() >= _MANY]
+    if len(large) < 3:
+        return 0.0
+    spreads = torch.stack([tensor.abs().median() for tensor in large]) / 0.6745
+    alike = spreads <= (1 + _SAME_SPREAD) * spreads.min()
+    return float(spreads[alike].mean()) if int(alike.sum()) * 3 >= len(large) and int(alike.sum()) >= 2 else 0.0
+
+
+def trusts(update: Params) -> dict[str, float]:
+    """By tensor the share of its square that noise does not explain (Wiener's rule), 1 where there is no noise."""
+    variance = noise_level(update) ** 2
+    if variance == 0:
+        return dict.fromkeys(update, 1.0)
+    explained = {name: variance * t.numel() / max(float(t.square().sum()), 1e-30) for name, t in update.items()}
+    return {name: max(0.0, 1 - share) for name, share in explained.items()}
 
 
 def clip_bound(update: Params) -> float:

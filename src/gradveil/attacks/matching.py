@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from gradveil.attacks.aware import as_defended, estimated
+from gradveil.attacks.aware import as_defended, as_trusted, estimated
 from gradveil.attacks.base import Attack, Reconstruction
 from gradveil.attacks.engine import (
     Batched,
@@ -255,7 +255,9 @@ class Matching(Attack):
 
         def distance(update: Params, given: Given) -> Tensor:
             def plain(candidate: Params) -> Tensor:
-                return objective(as_defended(candidate, given) if self.aware else candidate, given["reply"])
+                if not self.aware:
+                    return objective(candidate, given["reply"])
+                return objective(as_trusted(as_defended(candidate, given), given), as_trusted(given["reply"], given))
 
             return plain(update) if averaged is None else averaged(update, plain)
 

@@ -170,7 +170,7 @@ def _row(
         "attack": PRIOR_ONLY if cell.prior_only else cell.attack,
         "prior_of": cell.attack if cell.prior_only else None,
         "threat": cell.case.threat,
-        "assumptions": threat_model(cell.case.threat).sentences(),
+        "assumptions": [*threat_model(cell.case.threat).sentences(), *_tampering(made.observations[0])],
         **judge.row(found, made.observations[0].module),
         "objective": finite_or_none(sum(one.objective for one in found) / len(found)),
         "seconds": seconds,
@@ -185,6 +185,14 @@ def _row(
             "truth": store.relative(store.truth),
         },
     }
+
+
+def _tampering(seen: Observation) -> list[str]:
+    """What the server did to the broadcast, where it did anything."""
+    if not seen.crafted:
+        return []
+    asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
+    return [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
 
 
 def _trace(found: list[Reconstruction]) -> dict[str, Any]:
