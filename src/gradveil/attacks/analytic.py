@@ -18,7 +18,7 @@ from gradveil.attacks.labels import infer_labels
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.types import Domain
-from gradveil.models import Normalize, first_layer
+from gradveil.models import Fronted, Normalize, first_layer
 from gradveil.threat.observation import Observation
 
 
@@ -73,6 +73,8 @@ def readout(weight: Tensor, bias: Tensor, one: Observation) -> Tensor:
 
 def normalization(module: nn.Module) -> Normalize | None:
     """What the model does to its inputs before the first layer, which the adversary can read in the model."""
+    if isinstance(module, Fronted):  # the model normalises what the front passes on
+        return None
     return next((layer for layer in module.modules() if isinstance(layer, Normalize)), None)
 
 
