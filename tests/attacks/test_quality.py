@@ -27,7 +27,7 @@ def quality(attack: str, batches: list[Batch], budget: Budget, *, prior: bool = 
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(sends="delta", lr=0.01)], ids=["gradient", "delta"])
-@pytest.mark.parametrize("model", ["mlp", "mlp:normalize=true"])
+@pytest.mark.parametrize("model", ["mlp", "mlp:normalize=true", "imprint > lenet:init=wide"])
 def test_the_analytic_readout_is_exact_for_one_example(model: str, recipe: Recipe) -> None:
     assert quality("analytic", private_batches(8), Budget(1, 1), model=model, recipe=recipe) > 60
 

@@ -5,7 +5,6 @@ Cells of one attack whose clients answered the same broadcast are attacked as on
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 
-from gradveil import __version__
 from gradveil.attacks import ATTACKS, Reconstruction, load_reconstructions, save_reconstructions
 from gradveil.attacks.storage import finite_or_none
 from gradveil.auditing.case import Case, Cell, make_case
@@ -22,6 +20,7 @@ from gradveil.auditing.exchange import Exchange, Private, broadcast, choose_priv
 from gradveil.auditing.scoring import Judge
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import PRIOR_ONLY, flagged, verdicts
+from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import derive
@@ -124,18 +123,6 @@ def assemble(case: Case, rows: list[dict[str, Any]], *, complete: bool) -> dict[
         "environment": environment(case.device),
         "rows": marked,
         "verdicts": verdicts(marked),
-    }
-
-
-def environment(device: str) -> dict[str, Any]:
-    """What the numbers depend on besides the case."""
-    return {
-        "gradveil": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
     }
 
 

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from gradveil import __version__
-from gradveil.cli import assets, attack, audit, bench, generator, inspect, listing
+from gradveil.cli import assets, attack, audit, bench, generator, inspect, listing, train
 from gradveil.core.errors import GradveilError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command("audit")(audit.audit)
 app.command("report")(audit.report)
 app.command("score")(audit.score)
 app.command("attack")(attack.attack)
+app.command("train")(train.train)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.show)
 app.add_typer(assets.app, name="assets")

@@ -3,7 +3,7 @@
 from gradveil.client.client import Client, Reply
 from gradveil.client.guard import Guard, defend_update, protect
 from gradveil.client.inspection import CHECKS, Finding, Inspection, inspect
-from gradveil.client.local import cross_entropy, local_update
+from gradveil.client.local import Run, Wanted, cross_entropy, finished, local_update
 
 __all__ = [
     "CHECKS",
@@ -12,8 +12,11 @@ __all__ = [
     "Guard",
     "Inspection",
     "Reply",
+    "Run",
+    "Wanted",
     "cross_entropy",
     "defend_update",
+    "finished",
     "inspect",
     "local_update",
     "protect",

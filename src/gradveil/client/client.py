@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradveil.client.inspection import Inspection, inspect
-from gradveil.client.local import Taken, cross_entropy, local_update
+from gradveil.client.local import Run, Taken, cross_entropy, finished, local_run
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
@@ -70,6 +70,12 @@ class Client:
         self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
     ) -> Reply:
         """Train from the broadcast parameters on the private batch and return the update that would be sent."""
+        return finished(self.run(sent, batch, rng, round_number=round_number))
+
+    def run(
+        self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
+    ) -> Run[Reply]:
+        """:meth:`reply` that leaves each gradient to whoever runs it."""
         self._beware(sent, batch)
         params, log = dict(sent), Log()
         if params.keys() != self.model.params.keys():
@@ -102,7 +108,7 @@ class Client:
             )
             return defense.on_gradient(gradient, step)
 
-        update = local_update(
+        update = yield from local_run(
             self.model,
             self.loss,
             params,
@@ -124,5 +130,5 @@ class Client:
         if found.suspicious and self.on_suspicion == "refuse":
             raise GradveilError(f"the client does not train: {found.summary}")
         if found.suspicious:
-            warnings.warn(found.summary, stacklevel=3)
+            warnings.warn(found.summary, stacklevel=5)
         self._trained_on = detached(dict(sent))

@@ -6,8 +6,9 @@ two can never disagree about what a local run is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,85 @@ Filter = Callable[[Params, Taken], Params]
 """(gradient, step) -> the gradient the optimiser takes instead."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A gradient that a local run asks for: of this model's loss, at these parameters, on these examples."""
+
+    model: Functional
+    loss: Loss
+    params: Params
+    inputs: Tensor
+    targets: Tensor
+
+    def gradient(self) -> tuple[Params, Tensor]:
+        """The gradient and the loss."""
+        found: tuple[Params, Tensor] = grad_and_value(
+            lambda p: self.model.loss(self.loss, p, self.inputs, self.targets)
+        )(self.params)
+        return found
+
+
+T = TypeVar("T")
+Run = Generator[Wanted, tuple[Params, Tensor], T]
+"""Work that asks for gradients one at a time and ends with a result: several can be stepped side by side."""
+
+
+def finished(run: Run[T]) -> T:
+    """What a run ends with, each gradient computed when it asks for it."""
+    try:
+        wanted = next(run)
+        while True:
+            wanted = run.send(wanted.gradient())
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class _LocalRun:
+    """Where a local run stands: it says which gradient it wants next, and steps when it gets it."""
+
+    def __init__(
+        self,
+        model: Functional,
+        loss: Loss,
+        params: Params,
+        inputs: Tensor,
+        targets: Tensor,
+        recipe: Recipe,
+        on_gradient: Filter | None,
+        on_forward: Callable[[Functional, int], Functional] | None,
+    ) -> None:
+        self.model, self.loss, self.recipe = model, loss, recipe
+        self.inputs, self.targets = inputs, targets
+        self.on_gradient, self.on_forward = on_gradient, on_forward
+        self.start, self.current = params, params
+        self.step: Params = {}
+        """What the optimiser took last; with momentum, that is the velocity."""
+        self.number = 0
+
+    def wanted(self, examples: slice) -> Wanted:
+        inputs = self.inputs[examples]
+        model = self.model if self.on_forward is None else self.on_forward(self.model, len(inputs))
+        return Wanted(model, self.loss, self.current, inputs, self.targets[examples])
+
+    def take(self, examples: slice, wanted: Wanted, found: tuple[Params, Tensor]) -> None:
+        """Step by the gradient that was wanted, in the way of the recipe."""
+        (step, value), recipe, self.number = found, self.recipe, self.number + 1
+        if self.on_gradient is not None:
+            step = self.on_gradient(step, Taken(self.current, examples, self.number, wanted.model, value))
+        if recipe.sends == "delta":
+            if recipe.weight_decay:
+                step = map_each(lambda g, p: g + recipe.weight_decay * p, step, self.current)
+            if recipe.momentum and self.step:
+                step = map_each(lambda v, g: recipe.momentum * v + g, self.step, step)
+            self.current = subtract(self.current, scaled(step, recipe.lr))
+        self.step = step
+
+    def update(self) -> Params:
+        """What is sent at the end."""
+        return self.step if self.recipe.sends == "gradient" else subtract(self.current, self.start)
+
+
 def local_update(
     model: Functional,
     loss: Loss,
@@ -49,28 +129,30 @@ def local_update(
     The gradient of the whole batch, or the difference of parameters after the whole local run. Examples are visited in
     their order in every epoch. Differentiable in parameters, inputs and targets, and safe under ``torch.func``.
     """
+    run = _LocalRun(model, loss, params, inputs, targets, recipe, on_gradient, on_forward)
+    for examples in mini_batches(len(inputs), recipe):
+        wanted = run.wanted(examples)
+        run.take(examples, wanted, wanted.gradient())
+    return run.update()
 
-    def gradient(used: Functional, at: Params, examples: slice) -> tuple[Params, Tensor]:
-        found: tuple[Params, Tensor] = grad_and_value(
-            lambda p: used.loss(loss, p, inputs[examples], targets[examples])
-        )(at)
-        return found
 
-    current, velocity = params, None
-    for number, examples in enumerate(mini_batches(len(inputs), recipe), start=1):
-        used = model if on_forward is None else on_forward(model, len(inputs[examples]))
-        step, value = gradient(used, current, examples)
-        if on_gradient is not None:
-            step = on_gradient(step, Taken(current, examples, number, used, value))
-        if recipe.sends == "gradient":
-            return step
-        if recipe.weight_decay:
-            step = map_each(lambda g, p: g + recipe.weight_decay * p, step, current)
-        if recipe.momentum:
-            step = step if velocity is None else map_each(lambda v, g: recipe.momentum * v + g, velocity, step)
-            velocity = step
-        current = subtract(current, scaled(step, recipe.lr))
-    return subtract(current, params)
+def local_run(
+    model: Functional,
+    loss: Loss,
+    params: Params,
+    inputs: Tensor,
+    targets: Tensor,
+    recipe: Recipe,
+    *,
+    on_gradient: Filter | None = None,
+    on_forward: Callable[[Functional, int], Functional] | None = None,
+) -> Run[Params]:
+    """:func:`local_update` that leaves each gradient to whoever runs it."""
+    run = _LocalRun(model, loss, params, inputs, targets, recipe, on_gradient, on_forward)
+    for examples in mini_batches(len(inputs), recipe):
+        wanted = run.wanted(examples)
+        run.take(examples, wanted, (yield wanted))
+    return run.update()
 
 
 def mini_batches(count: int, recipe: Recipe) -> Iterator[slice]:

@@ -1,5 +1,6 @@
-"""A saved audit as one self-contained HTML page. Reads files only: nothing here computes a metric or needs torch."""
+"""Saved audits and trainings as self-contained HTML pages. Reads files only: nothing here needs torch."""
 
 from gradveil.report.page import render
+from gradveil.report.trainings import render_trainings
 
-__all__ = ["render"]
+__all__ = ["render", "render_trainings"]

@@ -107,7 +107,7 @@ def load(folder: Path) -> Audit:
     if not folder.is_dir():
         raise BadFileError(f"{folder} is not a folder; give the folder that an audit was saved in")
     path = folder / "audit.json"
-    top = Fields(_read_json(path), str(path))
+    top = Fields(read_json(path, "an audit"), str(path))
     version = top.raw.get("version")
     if version != VERSION:
         raise BadFileError(
@@ -122,14 +122,15 @@ def load(folder: Path) -> Audit:
     return Audit(folder, complete, top.object("case"), top.object("environment"), rows, verdicts)
 
 
-def _read_json(path: Path) -> object:
+def read_json(path: Path, what: str) -> object:
+    """The JSON of a file that should hold ``what``."""
     try:
         size = path.stat().st_size
         if size > LARGEST_JSON:
-            raise BadFileError(f"{path} is too large for an audit ({size / 2**20:.0f} MiB)")
+            raise BadFileError(f"{path} is too large for {what} ({size / 2**20:.0f} MiB)")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadFileError(f"there is no {path}; give the folder that an audit was saved in") from None
+        raise BadFileError(f"there is no {path}; give the folder that {what} was saved in") from None
     except OSError as error:
         raise BadFileError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end

@@ -24,14 +24,14 @@ def render(folder: Path) -> Path:
     """
     audit = load(folder)
     try:
-        html = _environment().get_template("report.html").render(_content(audit))
+        html = templates().get_template("report.html").render(_content(audit))
     except RecursionError:  # JSON may nest deeper than it can be written as YAML
         raise BadFileError(f"{folder / 'audit.json'} is nested too deeply; the file is damaged") from None
     write_atomically(folder / "report.html", html.encode(errors="replace"))
     return folder / "report.html"
 
 
-def _environment() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     """Templates that escape whatever the JSON brings, and fail on a name that does not exist."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gradveil.report", "templates"),
@@ -53,13 +53,13 @@ def _environment() -> jinja2.Environment:
 
 def _content(audit: Audit) -> dict[str, object]:
     """Everything the template shows, in the order of the page."""
-    style, script = _template_file("report.css"), _template_file("report.js")
+    style, script = template_file("report.css"), template_file("report.js")
     flags = words.flags(audit.rows)
     return {
         "style": Markup(style),
         "script": Markup(script),
-        "style_hash": _policy_hash(style),
-        "script_hash": _policy_hash(script),
+        "style_hash": policy_hash(style),
+        "script_hash": policy_hash(script),
         "audit": audit,
         "model": words.value_of(audit.case, "model"),
         "data": words.value_of(audit.case, "data"),
@@ -91,10 +91,10 @@ def _curves(rows: tuple[Row, ...]) -> list[tuple[Row, Markup]]:
     return [(row, curve) for row, curve in drawn if curve is not None]
 
 
-def _template_file(name: str) -> str:
+def template_file(name: str) -> str:
     return Path(__file__).with_name("templates").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy_hash(text: str) -> str:
+def policy_hash(text: str) -> str:
     """How a content security policy names the one style sheet or script that may be used."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

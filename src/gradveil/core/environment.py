@@ -1,0 +1,22 @@
+"""What numbers depend on besides what was asked for."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from gradveil import __version__
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions and the machine, as results carry them."""
+    return {
+        "gradveil": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+    }

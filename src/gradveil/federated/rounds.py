@@ -1,0 +1,154 @@
+"""Federated training in this process: rounds of FedSGD or FedAvg among clients that each hold their share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradveil import models
+from gradveil.attacks.storage import finite_or_none
+from gradveil.client import Client, Run
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import generator
+from gradveil.core.trees import detached
+from gradveil.core.types import Params
+from gradveil.data import ImageSet
+from gradveil.defenses import DEFENSES, Defense, Log
+from gradveil.federated.case import Training
+from gradveil.federated.evaluate import Quality, evaluate
+from gradveil.federated.local import Answer, local_training, running_statistics
+from gradveil.federated.partition import partition
+from gradveil.federated.server import State, as_difference, average, complaint, participants, stepped
+from gradveil.federated.tap import Exchange
+from gradveil.federated.together import Runner
+from gradveil.models import Functional
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of one round."""
+
+    number: int
+    clients: list[int]
+    dropped: dict[int, str]
+    """Why a client's reply was not used."""
+    log: Log
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    side_by_side: bool
+
+    def as_json(self, quality: Quality | None) -> dict[str, Any]:
+        """A row of ``train.json``."""
+        return {
+            "round": self.number,
+            "accuracy": None if quality is None else quality.accuracy,
+            "loss": None if quality is None else finite_or_none(quality.loss),
+            "clients": self.clients,
+            "dropped": [{"client": client, "reason": reason} for client, reason in self.dropped.items()],
+            "seconds": self.seconds,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "side_by_side": self.side_by_side,
+            "log": self.log.means(),
+        }
+
+
+class Federation:
+    """A server and its clients. ``state`` is the global model; ``round`` moves it on by one round.
+
+    ``defense`` stands in for the one that the case names. ``on_exchange`` is shown every answer before it is judged.
+    """
+
+    def __init__(
+        self,
+        case: Training,
+        train: ImageSet,
+        *,
+        defense: Defense | None = None,
+        on_exchange: Callable[[Exchange], None] | None = None,
+    ) -> None:
+        self.case, self.train, self.on_exchange = case, train, on_exchange
+        chosen = defense or DEFENSES.build(case.defense)
+        model = models.build(case.model, train.domain, seed=case.seed)
+        self.module = chosen.on_model(model).to(case.device)
+        self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
+        self.state = State(detached(dict(self.module.named_parameters())), running_statistics(self.module))
+        self._client = Client(self.module, recipe=case.recipe, defense=chosen)
+        self._evaluated = Functional(self.module)
+        self._runner = Runner(case.side_by_side, case.device)
+
+    def participants(self, number: int) -> list[int]:
+        """The clients of a round, which counts from 1."""
+        return participants(self.case.clients, self.case.per_round, seed=self.case.seed, round_number=number)
+
+    def round(self, number: int) -> Round:
+        """Broadcast, let the clients of this round train, and step along the mean of what they send."""
+        started, clients = time.perf_counter(), self.participants(number)
+        earlier = Counter(client for before in range(1, number) for client in self.participants(before))
+        results = self._runner(self._answering(client, number, earlier[client] + 1) for client in clients)
+        answers, dropped = self._judged(dict(zip(clients, results, strict=True)))
+        if not answers:
+            client, reason = next(iter(dropped.items()))
+            raise GradveilError(f"round {number}: no reply could be used; client {client}: {reason}")
+        broadcast = _bytes(self.state.params) + _bytes(self.state.buffers)
+        self._step(answers)
+        sent = [_bytes(answer.update) + _bytes(answer.buffers) * self.case.train_mode for answer in answers]
+        log = Log()
+        for answer in answers:
+            log.merge(answer.log)
+        return Round(
+            number=number,
+            clients=clients,
+            dropped=dropped,
+            log=log,
+            seconds=time.perf_counter() - started,
+            bytes_down=broadcast * len(clients),
+            bytes_up=sum(sent),
+            side_by_side=self._runner.batched,
+        )
+
+    def quality(self, data: ImageSet) -> Quality:
+        """Accuracy and loss of the global model."""
+        return evaluate(self._evaluated.with_buffers(self.state.buffers), self.state.params, data)
+
+    def _answering(self, client: int, number: int, broadcasts: int) -> Run[Answer]:
+        case, seed = self.case, self.case.seed
+        share = self.shares[client]
+        order = torch.randperm(len(share), generator=generator(seed, "federated", "order", number, client))
+        index = share[order[: case.batch_size]] if case.algorithm == "fedsgd" else share[order]
+        batch, sent = self.train.batch(index).to(case.device), self.state
+        rng = generator(seed, "federated", "defense", number, client, device=case.device)
+        answer = yield from local_training(self._client, self.module, sent, batch, rng, round_number=broadcasts)
+        if self.on_exchange is not None:
+            self.on_exchange(Exchange(number, client, sent, answer.update, batch, index))
+        return answer
+
+    def _judged(self, results: dict[int, Answer | GradveilError]) -> tuple[list[Answer], dict[int, str]]:
+        """The answers that can be used, and why the others cannot, by client."""
+        like = self.state.params | self.state.buffers
+        usable: list[Answer] = []
+        dropped: dict[int, str] = {}
+        for client, result in results.items():
+            if isinstance(result, GradveilError):
+                dropped[client] = str(result)
+            elif (reason := complaint(result.update | result.buffers, like)) is not None:
+                dropped[client] = reason
+            else:
+                usable.append(result)
+        return usable, dropped
+
+    def _step(self, answers: list[Answer]) -> None:
+        weights = [answer.examples for answer in answers]
+        change = average([as_difference(answer.update, self.case.recipe) for answer in answers], weights)
+        buffers = average([answer.buffers for answer in answers], weights)
+        self.state = stepped(self.state, change, buffers, lr=self.case.server_lr, momentum=self.case.server_momentum)
+
+
+def _bytes(tree: Params) -> int:
+    return sum(tensor.nbytes for tensor in tree.values())

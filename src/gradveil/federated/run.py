@@ -1,0 +1,157 @@
+"""Running a training into a folder, from which it can be resumed and compared with others.
+
+::
+
+    train.json                 the case, the machine, and one row per round
+    checkpoint.safetensors     the server's state after the round that its header names
+    taps/round-R-client-C.safetensors, with .truth.safetensors beside it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradveil.core.atomic import write_json
+from gradveil.core.environment import environment
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.progress import SILENT, Progress
+from gradveil.core.registry import split_spec
+from gradveil.core.seeding import generator
+from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.trees import moved
+from gradveil.core.types import Params
+from gradveil.data import DATASETS, ImageSet, load
+from gradveil.federated.case import Training
+from gradveil.federated.rounds import Federation
+from gradveil.federated.server import State
+from gradveil.federated.tap import Tap
+
+VERSION = 1
+KIND = "training"
+RESULT, CHECKPOINT = "train.json", "checkpoint.safetensors"
+HELD_OUT = 5
+_MAY_CHANGE = {"rounds", "tap", "threat", "evaluate_every", "checkpoint_every"}
+"""Fields that change nothing in the rounds already done."""
+
+
+def run_training(
+    case: Training,
+    folder: Path,
+    *,
+    resume: bool = False,
+    progress: Progress = SILENT,
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Train a case into a folder and return what ``train.json`` holds; ``say`` is told what a person should know."""
+    if case.device == "cuda" and not torch.cuda.is_available():
+        raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
+    if (folder / RESULT).exists() and not resume:
+        raise GradveilError(f"{folder} holds a training already: add --resume to go on with it, or choose --out")
+    train, test = data_of(case, progress)
+    federation = Federation(case, train)
+    federation.on_exchange = Tap(case, federation.module, train.domain, folder / "taps")
+    rows = _resumed(federation, folder) if resume else []
+    with progress.task("train", case.rounds, "rounds") as task:
+        task.advance(len(rows))
+        for number in range(len(rows) + 1, case.rounds + 1):
+            done = federation.round(number)
+            for client, reason in done.dropped.items():
+                say(f"round {number}: the reply of client {client} was dropped: {reason}")
+            looks = number % case.evaluate_every == 0 or number == case.rounds
+            quality = federation.quality(test) if looks else None
+            rows.append(done.as_json(quality))
+            _save(case, rows, folder, len(train), len(test))
+            if number % case.checkpoint_every == 0 or number == case.rounds:
+                _save_state(federation.state, number, folder)
+            task.advance()
+            if quality is not None:
+                task.note(f"accuracy {quality.accuracy:.1%} after round {number}")
+    return read_training(folder)
+
+
+def data_of(case: Training, progress: Progress = SILENT) -> tuple[ImageSet, ImageSet]:
+    """What the clients share, and what the global model is evaluated on: never the same examples."""
+    train, name = load(case.data, progress=progress), split_spec(case.data)[0]
+    test = case.test
+    if test is None and "split" in DATASETS.options(name) and DATASETS.parse(case.data)[1].get("split") != "test":
+        kept = [f"{key}={value}" for key, value in split_spec(case.data)[1].items() if key != "split"]
+        test = f"{name}:{','.join([*kept, 'split=test'])}"
+    if test is not None:
+        other = load(test, progress=progress)
+        if (other.domain.shape, other.domain.classes) != (train.domain.shape, train.domain.classes):
+            raise GradveilError(f"{test} has other images or classes than {case.data}: it cannot test what that trains")
+        return train, other
+    order = torch.randperm(len(train), generator=generator(case.seed, "federated", "held out"))
+    held_out = len(train) // HELD_OUT
+    if held_out == 0:
+        raise GradveilError(f"{case.data} is too small to hold a part of it out: name a data set to --test on")
+    return train.subset(order[held_out:].sort().values), train.subset(order[:held_out].sort().values)
+
+
+def read_training(folder: Path) -> dict[str, Any]:
+    """What ``train.json`` of a folder holds."""
+    path = folder / RESULT
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadFileError(f"{folder} holds no training: there is no {RESULT} in it") from None
+    except (OSError, ValueError) as error:
+        raise BadFileError(f"{path} is damaged: {error}") from None
+    rows = found.get("rows") if isinstance(found, dict) and found.get("version") == VERSION else None
+    if not isinstance(rows, list) or not isinstance(found.get("case"), dict):
+        raise BadFileError(f"{path} is not a training that this Gradveil reads")
+    return dict(found)
+
+
+def _save(case: Training, rows: list[dict[str, Any]], folder: Path, examples: int, tested: int) -> None:
+    whole = {
+        "version": VERSION,
+        "complete": len(rows) == case.rounds,
+        "case": case.as_json(),
+        "examples": examples,
+        "test_examples": tested,
+        "environment": environment(case.device),
+        "rows": rows,
+    }
+    write_json(folder / RESULT, whole)
+
+
+def _save_state(state: State, number: int, folder: Path) -> None:
+    parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
+    tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
+    write_tensors(folder / CHECKPOINT, KIND, tensors, {"round": number})
+
+
+def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
+    """Put the federation where the checkpoint is, and return the rows up to there; rows after it are run again."""
+    if not (folder / CHECKPOINT).exists():
+        return []
+    saved, case = read_training(folder), federation.case.as_json()
+    for name, value in case.items():
+        if name not in _MAY_CHANGE and saved["case"].get(name) != value:
+            then = saved["case"].get(name)
+            raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
+    tensors, meta = read_tensors(folder / CHECKPOINT, KIND)
+    number, rows = meta.get("round"), saved["rows"]
+    tensors, started = moved(tensors, federation.case.device), federation.state
+    params, buffers = (_part(tensors, f"{part}/", getattr(started, part)) for part in ("params", "buffers"))
+    state = State(params, buffers, _part(tensors, "velocity/", started.params))
+    fits = _shapes(state.params) == _shapes(federation.state.params)
+    if not fits or type(number) is not int or not 0 < number <= min(len(rows), federation.case.rounds):
+        raise BadFileError(f"{folder / CHECKPOINT} does not fit {RESULT} beside it: train anew into another --out")
+    federation.state = state
+    return list(rows[:number])
+
+
+def _part(tensors: Params, prefix: str, like: Params) -> Params:
+    """The tensors of one part in the order of the model: noise is drawn in that order, and a file has another."""
+    return {name: tensors[f"{prefix}{name}"] for name in like if f"{prefix}{name}" in tensors}
+
+
+def _shapes(tree: Params) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tree.items()}

@@ -1,0 +1,105 @@
+"""``gradveil train`` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from cli.test_cli import command
+from cli.test_cli import gradveil as in_a_process
+from gradveil.core.errors import GradveilError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer loads names that click is about to drop
+    from gradveil.cli.main import app
+
+TINY = ["--data", "mnist-samples", "--model", "mlp:hidden=8,depth=1", "--clients", "4", "--batch-size", "8"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def gradveil(*arguments: str) -> None:
+    app(list(arguments), standalone_mode=False)
+
+
+def test_train_writes_what_it_says_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    gradveil("train", *TINY, "--rounds", "2", "--defense", "outpost", "--out", "first")
+    first, *more, last = capsys.readouterr().out.strip().splitlines()
+    pattern = r"[\d.]+% accuracy under outpost after 2 rounds of fedavg on mnist-samples: .* s, .* MB up, .* MB down"
+    assert re.fullmatch(pattern, first)
+    assert any(line.startswith("perturbed in the last round: ") for line in more)
+    assert last == "training: first/train.json"
+    gradveil("train", "--out", "first", "--resume", "--rounds", "3", "--json")
+    result = json.loads(capsys.readouterr().out)
+    assert [row["round"] for row in result["rows"]] == [1, 2, 3]
+    assert result["case"]["defense"] == "outpost"
+
+
+def test_a_case_file_and_options_over_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("case.yaml").write_text(
+        "data: mnist-samples\nmodel: 'mlp:hidden=8,depth=1'\nalgorithm: fedsgd\nclients: 3\nrounds: 9\nbatch_size: 4\n"
+    )
+    gradveil("train", "case.yaml", "--rounds", "1", "--tap", "0@1", "--out", "a", "--json")
+    assert json.loads(capsys.readouterr().out)["case"]["rounds"] == 1
+    gradveil("attack", "a/taps/round-0001-client-0000.safetensors", "--attack", "ig:iterations=3", "--out", "b")
+    assert Path("b/000.png").exists()
+
+
+def test_trainings_on_one_page() -> None:
+    for name, lr in (("slow", "0.01"), ("fast<b>", "0.1")):
+        gradveil("train", *TINY, "--rounds", "2", "--lr", lr, "--out", name)
+    gradveil("train", "--compare", "slow", "fast<b>", "--out", "page.html")
+    page = Path("page.html").read_text()
+    assert page.count('<path class="line line-0"') == 1 + 3
+    assert page.count('<path class="line line-1"') == 1 + 3
+    assert "fast&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert not re.search(r"(src|href)=\"(?!data:,)", page)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--clients", "0"], "clients is a whole number"),
+        (["--data", "mnist-samples", "--clients", "99"], "too few"),
+        (["--resume"], "add --out DIR"),
+        (["--compare"], "nothing to compare"),
+        (["--compare", "nowhere"], "there is no nowhere/train.json"),
+        (["a.yaml", "b.yaml"], "one case at a time"),
+    ],
+)
+def test_what_cannot_be_done_is_said(arguments: list[str], words: str) -> None:
+    with pytest.raises(GradveilError, match=words):
+        gradveil("train", *arguments)
+
+
+def test_a_training_that_diverges_ends_in_one_line(tmp_path: Path) -> None:
+    done = in_a_process("train", *TINY, "--lr", "1e30", "--epochs", "3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gradveil: round 1: no reply could be used; client 0: the local run diverged")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_training_that_was_killed_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    plan = [*TINY, "--rounds", "60", "--defense", "noise:sigma=0.01", "--checkpoint-every", "3"]
+    process = subprocess.Popen(command("train", *plan, "--out", "killed"), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not Path("killed/checkpoint.safetensors").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert 3 <= len(json.loads(Path("killed/train.json").read_text())["rows"]) < 60
+    gradveil("train", "--out", "killed", "--resume")
+    gradveil("train", *plan, "--out", "unbroken")
+    rows = [json.loads(Path(name, "train.json").read_text())["rows"] for name in ("killed", "unbroken")]
+    assert [{**row, "seconds": 0} for row in rows[0]] == [{**row, "seconds": 0} for row in rows[1]]

@@ -1,0 +1,172 @@
+"""Trainings in folders: resumed ones equal unbroken ones, taps can be attacked, data are never tested on themselves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.attacks import ATTACKS, BUDGETS
+from gradveil.auditing import read_case
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.tensor_files import read_tensors
+from gradveil.data import load
+from gradveil.federated import Federation, Training, data_of, make_training, run_training
+from gradveil.federated import run as runs
+from gradveil.threat import load_observations
+
+SMALL: dict[str, Any] = {
+    "data": "mnist-samples", "model": "mlp:hidden=8,depth=1", "clients": 4, "per_round": 3, "rounds": 4, "epochs": 2,
+    "batch_size": 8, "lr": 0.05, "momentum": 0.5, "server_momentum": 0.5, "defense": "noise:sigma=0.01",
+}  # fmt: skip
+
+
+def timeless(result: dict[str, Any]) -> str:
+    """The rows as text, without what a clock measured."""
+    return json.dumps([{k: v for k, v in row.items() if k != "seconds"} for row in result["rows"]])
+
+
+class KilledError(Exception):
+    """The process died here."""
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint_every"), [("mlp:hidden=8,depth=1", 1), ("mlp:hidden=8,depth=1", 5), ("convnet:width=1", 2)]
+)
+def test_a_killed_training_goes_on_to_the_same_numbers(
+    model: str, checkpoint_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Training(**SMALL | {"model": model, "checkpoint_every": checkpoint_every})
+    unbroken = run_training(case, tmp_path / "unbroken")
+    honest = Federation.round
+
+    def dies(self: Federation, number: int) -> Any:
+        if number == 4:
+            raise KilledError
+        return honest(self, number)
+
+    monkeypatch.setattr(Federation, "round", dies)
+    with pytest.raises(KilledError):
+        run_training(case, tmp_path / "broken")
+    monkeypatch.setattr(Federation, "round", honest)
+    assert not json.loads((tmp_path / "broken" / "train.json").read_text())["complete"]
+    resumed = run_training(case, tmp_path / "broken", resume=True)
+    assert timeless(resumed) == timeless(unbroken)
+    assert resumed["complete"]
+    states = [
+        read_tensors(tmp_path / name / "checkpoint.safetensors", "training")[0] for name in ("unbroken", "broken")
+    ]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
+def test_a_finished_training_takes_more_rounds_but_no_other_recipe(tmp_path: Path) -> None:
+    run_training(Training(**SMALL | {"rounds": 2}), tmp_path)
+    longer = run_training(Training(**SMALL), tmp_path, resume=True)
+    assert timeless(longer) == timeless(run_training(Training(**SMALL), tmp_path / "at once"))
+    with pytest.raises(GradveilError, match=r"trained with lr=0\.05, not 0\.5"):
+        run_training(Training(**SMALL | {"lr": 0.5}), tmp_path, resume=True)
+    with pytest.raises(GradveilError, match="add --resume"):
+        run_training(Training(**SMALL), tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    run_training(Training(**SMALL | {"rounds": 1}), tmp_path / "a")
+    run_training(Training(**SMALL | {"rounds": 1, "model": "mlp:hidden=9,depth=1"}), tmp_path / "b")
+    (tmp_path / "b" / "checkpoint.safetensors").rename(tmp_path / "a" / "checkpoint.safetensors")
+    with pytest.raises(BadFileError, match="does not fit"):
+        run_training(Training(**SMALL), tmp_path / "a", resume=True)
+
+
+def test_rows_tell_the_cost_and_what_a_defense_touched(tmp_path: Path) -> None:
+    case = Training(**SMALL | {"defense": "outpost", "momentum": 0.0, "evaluate_every": 3, "train_mode": False})
+    rows = run_training(case, tmp_path)["rows"]
+    parameters = sum(p.numel() for p in Federation(case, data_of(case)[0]).module.parameters())
+    assert [row["accuracy"] is not None for row in rows] == [False, False, True, True]
+    for row in rows:
+        assert row["bytes_up"] == row["bytes_down"] == 3 * 4 * parameters
+        assert len(row["clients"]) == 3
+        assert row["seconds"] > 0
+        assert 0 < row["log"]["perturbed"] <= 1
+
+
+def test_a_tapped_exchange_can_be_attacked_and_the_truth_is_beside_it(tmp_path: Path) -> None:
+    case = Training(
+        **SMALL | {"algorithm": "fedsgd", "epochs": 1, "momentum": 0.0, "batch_size": 1, "defense": "none"},
+        tap=("*@1",),
+    )
+    run_training(case, tmp_path)
+    files = sorted(path.name for path in (tmp_path / "taps").iterdir())
+    assert len(files) == 2 * 3
+    (seen,) = load_observations(tmp_path / "taps" / files[0])
+    truth, _ = read_tensors(tmp_path / "taps" / files[1], "truth")
+    assert (seen.batch_size, seen.kind, len(truth["labels"])) == (1, "gradient", 1)
+    (found,) = ATTACKS.build("analytic", BUDGETS["quick"])([seen], seeds=[0])
+    torch.testing.assert_close(found.inputs, truth["inputs"], atol=1e-4, rtol=0)
+    train, _ = data_of(case)
+    assert torch.equal(train.batch(truth["index"]).inputs, truth["inputs"])
+
+
+def test_a_tap_on_batch_norm_carries_the_statistics_of_its_round(tmp_path: Path) -> None:
+    case = Training(**SMALL | {"model": "convnet:width=1", "rounds": 2, "per_round": None}, tap=("1@2",))
+    run_training(case, tmp_path)
+    (seen,) = load_observations(tmp_path / "taps" / "round-0002-client-0001.safetensors")
+    means = seen.module.get_buffer("body.bn0.running_mean")
+    assert means.abs().sum() > 0, "the first round has moved them"
+    assert len(read_tensors(tmp_path / "taps" / "round-0002-client-0001.truth.safetensors", "truth")[0]["labels"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"), [("9@1", "in round 1 there are"), ("0@9", "rounds from 1"), ("first", "CLIENT@ROUND")]
+)
+def test_a_tap_that_would_see_nothing_is_refused(spec: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(GradveilError, match=words):
+        run_training(Training(**SMALL, tap=(spec,)), tmp_path)
+
+
+def test_nothing_is_tested_on_what_it_was_trained_on() -> None:
+    train, test = data_of(Training(**SMALL))
+    assert (len(train), len(test)) == (80, 20)
+    known = {inputs.numpy().tobytes() for inputs in train.batch(range(80)).inputs}
+    assert not any(inputs.numpy().tobytes() in known for inputs in test.batch(range(20)).inputs)
+    with pytest.raises(GradveilError, match="other images or classes"):
+        data_of(Training(**SMALL, test="cifar10-samples"))
+
+
+def test_an_unknown_field_is_named_with_the_near_one() -> None:
+    with pytest.raises(GradveilError, match="'round'; did you mean rounds"):
+        make_training({"round": 3})
+    assert make_training({"side_by_side": False}).side_by_side == "false"
+
+
+@pytest.mark.network
+def test_a_few_rounds_learn_a_few_thousand_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits, other = load("mnist"), load("mnist:split=test")
+    few = digits.subset(range(6000)), other.subset(range(1000))
+    monkeypatch.setattr(runs, "data_of", lambda _case, _progress: few)
+    rows = run_training(Training(rounds=3, momentum=0.9, lr=0.05), tmp_path)["rows"]
+    assert rows[-1]["accuracy"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_lenet_learns_mnist_among_ten_clients(tmp_path: Path) -> None:
+    case = Training(model="lenet:init=wide,normalize=true", momentum=0.9, rounds=30, evaluate_every=5)
+    result = run_training(case, tmp_path)
+    assert result["rows"][-1]["accuracy"] > 0.95
+
+
+def test_the_settings_in_the_docs_are_the_real_ones() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "federated.md").read_text().splitlines()
+    start = lines.index("| field | default | meaning |")
+    table = [line.strip("|").split("|") for line in lines[start + 2 : lines.index("", start)]]
+    written = {row[0].strip(" `"): row[1].strip().lower() for row in table}
+    assert written == {field.name: str(field.default).lower() for field in fields(Training)}
+
+
+def test_the_shipped_case_is_one() -> None:
+    case = make_training(read_case(Path(__file__).parents[2] / "cases" / "federated.yaml"))
+    assert (case.algorithm, case.clients, case.momentum) == ("fedavg", 10, 0.9)
