@@ -77,17 +77,7 @@ def train(
     }  # fmt: skip
     folder = out or Path("trainings") / time.strftime("%Y%m%d-%H%M%S")
     fields = _base(paths, folder, resume) | {key: value for key, value in said.items() if value is not None}
-    fields.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
-    case = make_training(fields)
-
-    def say(line: str) -> None:
-        _errors.print(line, highlight=False, markup=False)
-
-    try:
-        result = run_training(case, folder, resume=resume, progress=Terminal(_errors), say=say)
-    except KeyboardInterrupt:
-        say(f"interrupted; go on with gradveil train --out {folder} --resume")
-        raise typer.Exit(130) from None
+    result = _trained(fields, folder, resume)
     if as_json:
         sys.stdout.write((folder / "train.json").read_text())
     else:
@@ -99,6 +89,20 @@ def _base(paths: list[Path] | None, folder: Path, resume: bool) -> dict[str, Any
     if paths:
         return read_case(paths[0])
     return dict(read_training(folder)["case"]) if resume and (folder / "train.json").exists() else {}
+
+
+def _trained(fields: dict[str, Any], folder: Path, resume: bool) -> dict[str, Any]:
+    """The training in the folder, run to its end; interrupted, it says how to go on."""
+
+    def say(line: str) -> None:
+        _errors.print(line, highlight=False, markup=False)
+
+    fields.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return run_training(make_training(fields), folder, resume=resume, progress=Terminal(_errors), say=say)
+    except KeyboardInterrupt:
+        say(f"interrupted; go on with gradveil train --out {folder} --resume")
+        raise typer.Exit(130) from None
 
 
 def _print_summary(result: dict[str, Any], folder: Path) -> None:

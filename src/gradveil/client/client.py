@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradveil.client.inspection import Inspection, inspect
-from gradveil.client.local import Run, Taken, cross_entropy, finished, local_run
+from gradveil.client.local import LocalRun, Run, Taken, cross_entropy, finished
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
@@ -108,7 +108,7 @@ class Client:
             )
             return defense.on_gradient(gradient, step)
 
-        update = yield from local_run(
+        local_run = LocalRun(
             self.model,
             self.loss,
             params,
@@ -118,6 +118,7 @@ class Client:
             on_gradient=defended,
             on_forward=lambda model, examples: defense.on_forward(model, examples, rng),
         )
+        update = yield from local_run.asking()
         update = defense.on_update(update, rng, log)
         if not all_finite(update):
             raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")

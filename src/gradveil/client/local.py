@@ -68,8 +68,11 @@ def finished(run: Run[T]) -> T:
         return result
 
 
-class _LocalRun:
-    """Where a local run stands: it says which gradient it wants next, and steps when it gets it."""
+class LocalRun:
+    """A local run: it says which gradient it wants next, and steps when it gets it.
+
+    Both ways to run it are the same loop. A generator can be stepped beside others, and breaks ``torch.compile``.
+    """
 
     def __init__(
         self,
@@ -79,8 +82,9 @@ class _LocalRun:
         inputs: Tensor,
         targets: Tensor,
         recipe: Recipe,
-        on_gradient: Filter | None,
-        on_forward: Callable[[Functional, int], Functional] | None,
+        *,
+        on_gradient: Filter | None = None,
+        on_forward: Callable[[Functional, int], Functional] | None = None,
     ) -> None:
         self.model, self.loss, self.recipe = model, loss, recipe
         self.inputs, self.targets = inputs, targets
@@ -89,6 +93,20 @@ class _LocalRun:
         self.step: Params = {}
         """What the optimiser took last; with momentum, that is the velocity."""
         self.number = 0
+
+    def alone(self) -> Params:
+        """What is sent at the end, each gradient computed at once."""
+        for examples in mini_batches(len(self.inputs), self.recipe):
+            wanted = self.wanted(examples)
+            self.take(examples, wanted, wanted.gradient())
+        return self.update()
+
+    def asking(self) -> Run[Params]:
+        """What is sent at the end, each gradient left to whoever runs it."""
+        for examples in mini_batches(len(self.inputs), self.recipe):
+            wanted = self.wanted(examples)
+            self.take(examples, wanted, (yield wanted))
+        return self.update()
 
     def wanted(self, examples: slice) -> Wanted:
         inputs = self.inputs[examples]
@@ -114,45 +132,14 @@ class _LocalRun:
 
 
 def local_update(
-    model: Functional,
-    loss: Loss,
-    params: Params,
-    inputs: Tensor,
-    targets: Tensor,
-    recipe: Recipe,
-    *,
-    on_gradient: Filter | None = None,
-    on_forward: Callable[[Functional, int], Functional] | None = None,
+    model: Functional, loss: Loss, params: Params, inputs: Tensor, targets: Tensor, recipe: Recipe
 ) -> Params:
-    """What a client sends for ``inputs`` [n, C, H, W] and ``targets`` ([n] labels or [n, classes] probabilities).
+    """What a client without a defense sends for ``inputs`` [n, C, H, W] and ``targets``: labels [n] or probabilities.
 
     The gradient of the whole batch, or the difference of parameters after the whole local run. Examples are visited in
     their order in every epoch. Differentiable in parameters, inputs and targets, and safe under ``torch.func``.
     """
-    run = _LocalRun(model, loss, params, inputs, targets, recipe, on_gradient, on_forward)
-    for examples in mini_batches(len(inputs), recipe):
-        wanted = run.wanted(examples)
-        run.take(examples, wanted, wanted.gradient())
-    return run.update()
-
-
-def local_run(
-    model: Functional,
-    loss: Loss,
-    params: Params,
-    inputs: Tensor,
-    targets: Tensor,
-    recipe: Recipe,
-    *,
-    on_gradient: Filter | None = None,
-    on_forward: Callable[[Functional, int], Functional] | None = None,
-) -> Run[Params]:
-    """:func:`local_update` that leaves each gradient to whoever runs it."""
-    run = _LocalRun(model, loss, params, inputs, targets, recipe, on_gradient, on_forward)
-    for examples in mini_batches(len(inputs), recipe):
-        wanted = run.wanted(examples)
-        run.take(examples, wanted, (yield wanted))
-    return run.update()
+    return LocalRun(model, loss, params, inputs, targets, recipe).alone()
 
 
 def mini_batches(count: int, recipe: Recipe) -> Iterator[slice]:
