@@ -14,6 +14,7 @@ from gradveil.bench.throughput import observations
 from gradveil.bench.timing import CIFAR, seconds
 from gradveil.core.progress import SILENT
 from gradveil.core.types import Domain
+from gradveil.threat import Observation
 
 
 def generation(
@@ -44,7 +45,7 @@ def _attack(spec: str, rounds: int) -> Matching:
     return replace(attack, search=replace(attack.search, iterations=rounds))  # type: ignore[type-var]
 
 
-def _seconds_a_round(attack: Matching, seen: list[Any], rounds: int, device: str) -> float:
+def _seconds_a_round(attack: Matching, seen: list[Observation], rounds: int, device: str) -> float:
     """Of the search alone, after one that warms up: what is prepared once for all rounds is left out."""
     seeds = list(range(len(seen)))
     ready = attack.prepare(seen, seeds)

@@ -30,6 +30,10 @@ class _Layout:
     noisy: list[int]
     choose: LargestOfEach
 
+    def ordered(self, tree: Params) -> Params:
+        """The same tensors, those of a layer next to each other."""
+        return {name: tree[name] for names in self.groups for name in names}
+
 
 @DEFENSES.register("outpost")
 class Outpost(Defense):
@@ -67,16 +71,14 @@ class Outpost(Defense):
         layout = self._layout
         if layout is None or layout.names != gradient.keys():
             layout = self._laid_out(gradient)
-        values = _joined({name: gradient[name] for names in layout.groups for name in names})
-        fisher = None
-        if self.fisher == "example":
-            single = _example_fisher(step)
-            fisher = _joined({name: single[name] for names in layout.groups for name in names})
+        side_by_side = layout.ordered(gradient)
+        values = _joined(side_by_side)
+        fisher = _joined(layout.ordered(_example_fisher(step))) if self.fisher == "example" else None
         risk = layer_risks(step.params, layout.groups).to(values)
         sent = self._changed(values, fisher, layout, risk, step.rng)
         step.log.add("risk", risk.mean())
         step.log.add("pruned", 1 - sum(layout.kept) / len(values))
-        parts = _split(sent, {name: gradient[name] for names in layout.groups for name in names})
+        parts = _split(sent, side_by_side)
         return {name: parts[name] for name in gradient}
 
     def _changed(
