@@ -12,7 +12,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.types import Batch, Recipe
 from gradveil.defenses import DEFENSES, Step, graddefense
-from gradveil.defenses.graddefense import equal_slices, estimated, sensitivities
+from gradveil.defenses.graddefense import Estimate, equal_slices, sensitivities
 from gradveil.defenses.public import public_images
 from steps import SAMPLES, step_of, step_on
 
@@ -57,7 +57,7 @@ def test_parts_of_the_root_set_give_the_same(monkeypatch: pytest.MonkeyPatch) ->
 def test_random_directions_estimate_all_tensors_to_some_percent(model: str) -> None:
     _, step = step_on(model)
     root = root_set(8)
-    exact, found = sensitivities(step, root), estimated(step, root, 32)
+    exact, found = sensitivities(step, root), Estimate(step, root, 32)(step)
     assert found.keys() == exact.keys()
     ratios = [found[name] / exact[name] for name in exact if exact[name] > 1e-4 * max(exact.values())]
     # 256 directions in all: a standard error of 1 / sqrt(512) for each tensor
@@ -81,8 +81,8 @@ class Odd(nn.Module):
 def test_what_cannot_be_watched_is_computed_exactly() -> None:
     _, step = step_of(Odd(), SAMPLES.batch(range(2)))
     root = root_set(6)
-    assert estimated(step, root, 4).keys() == {"last.weight", "last.bias"}
-    exact, mixed = sensitivities(step, root), sensitivities(step, root, 4)
+    assert Estimate(step, root, 4)(step).keys() == {"last.weight", "last.bias"}
+    exact, mixed = sensitivities(step, root), sensitivities(step, root, Estimate(step, root, 4))
     assert mixed.keys() == exact.keys()
     for name in ("first.weight", "scale"):
         assert mixed[name] == pytest.approx(exact[name], rel=1e-5)

@@ -93,7 +93,7 @@ def test_settled_entries_are_settled_as_their_margin_says() -> None:
     """Estimates of a probe differ from exact scores by as many standard errors as normal numbers do."""
     _, step = step_on("lenet:init=wide", examples=16)
     run = DEFENSES.build("soteria").prepared(step)
-    rows = soteria.RowNorms(lambda inputs: run.representation(inputs, step.params), step.batch.inputs)
+    rows = soteria.RowNorms(run.look, step.params, step.batch.inputs)
     norms = rows.exact()
     for score in (soteria.Score(paper=True), soteria.Score(paper=False)):
         bias, variance = score.bias_and_variance(16)

@@ -2,6 +2,7 @@
 
 from gradveil.bench.generation import generation
 from gradveil.bench.overhead import STANDARD_DEFENSES, overhead
+from gradveil.bench.rounds import rounds
 from gradveil.bench.throughput import throughput
 
-__all__ = ["STANDARD_DEFENSES", "generation", "overhead", "throughput"]
+__all__ = ["STANDARD_DEFENSES", "generation", "overhead", "rounds", "throughput"]

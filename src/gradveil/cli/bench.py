@@ -66,3 +66,19 @@ def generation(
     """Time of one generation of CMA-ES against one gradient step on as many codes."""
     result = bench.generation(model=model, images=images, population=population, rounds=rounds, device=device)
     typer.echo(json.dumps(result))
+
+
+@app.command()
+def rounds(
+    model: Annotated[str, typer.Option(help="Model, such as resnet18.")] = "lenet",
+    clients: Annotated[int, typer.Option(help="Clients of the round.")] = 10,
+    examples: Annotated[int, typer.Option(help="Random images at each client.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Of the local steps.")] = 64,
+    defense: Annotated[str, typer.Option(help="Of every client.")] = "none",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Time of a round of federated averaging with its clients side by side, against one after another."""
+    result = bench.rounds(
+        model=model, clients=clients, examples=examples, batch_size=batch_size, defense=defense, device=device
+    )
+    typer.echo(json.dumps(result))

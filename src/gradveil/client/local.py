@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from gradveil.core.trees import map_each, scaled, subtract
+from gradveil.core.trees import map_each, subtract
 from gradveil.core.types import Loss, Params, Recipe
 from gradveil.models.functional import Functional
 
@@ -34,35 +34,52 @@ Filter = Callable[[Params, Taken], Params]
 """(gradient, step) -> the gradient the optimiser takes instead."""
 
 
+T = TypeVar("T")
+Found = tuple[Params, Tensor]
+"""A gradient and the loss."""
+
+
 @dataclass(frozen=True)
-class Wanted:
-    """A gradient that a local run asks for: of this model's loss, at these parameters, on these examples."""
+class Wanted(Generic[T]):
+    """Work that a run asks for: a pure function of tensors, and a tree of them. Equal functions are the same work."""
 
-    model: Functional
-    loss: Loss
-    params: Params
-    inputs: Tensor
-    targets: Tensor
+    function: Callable[[Any], T]
+    given: Any
 
-    def gradient(self) -> tuple[Params, Tensor]:
-        """The gradient and the loss."""
-        found: tuple[Params, Tensor] = grad_and_value(
-            lambda p: self.model.loss(self.loss, p, self.inputs, self.targets)
-        )(self.params)
+    def alone(self) -> T:
+        return self.function(self.given)
+
+
+class Gradient:
+    """(parameters, buffers, inputs, targets) -> the gradient of the loss in the parameters, and the loss."""
+
+    def __init__(self, model: Functional, loss: Loss) -> None:
+        self.model, self.loss = model, loss
+
+    def __call__(self, given: tuple[Params, Params, Tensor, Tensor]) -> Found:
+        params, buffers, inputs, targets = given
+        model = self.model if buffers is self.model.buffers else self.model.with_buffers(buffers)
+        found: Found = grad_and_value(lambda p: model.loss(self.loss, p, inputs, targets))(params)
         return found
 
+    def __eq__(self, other: object) -> bool:
+        """Of the same module and loss: all tensors come with the call."""
+        return isinstance(other, Gradient) and (self.model.module, self.loss) == (other.model.module, other.loss)
 
-T = TypeVar("T")
-Run = Generator[Wanted, tuple[Params, Tensor], T]
-"""Work that asks for gradients one at a time and ends with a result: several can be stepped side by side."""
+    def __hash__(self) -> int:
+        return hash((self.model.module, self.loss))
+
+
+Run = Generator[Wanted[Any], Any, T]
+"""Work that asks for other work, such as gradients, and ends with a result: several can be stepped side by side."""
 
 
 def finished(run: Run[T]) -> T:
-    """What a run ends with, each gradient computed when it asks for it."""
+    """What a run ends with, all that it asks for computed when it asks for it."""
     try:
         wanted = next(run)
         while True:
-            wanted = run.send(wanted.gradient())
+            wanted = run.send(wanted.alone())
     except StopIteration as end:
         result: T = end.value
         return result
@@ -90,6 +107,7 @@ class LocalRun:
         self.inputs, self.targets = inputs, targets
         self.on_gradient, self.on_forward = on_gradient, on_forward
         self.start, self.current = params, params
+        self.descend: Callable[[Params, Params, float], Params] = descended
         self.step: Params = {}
         """What the optimiser took last; with momentum, that is the velocity."""
         self.number = 0
@@ -97,33 +115,37 @@ class LocalRun:
     def alone(self) -> Params:
         """What is sent at the end, each gradient computed at once."""
         for examples in mini_batches(len(self.inputs), self.recipe):
-            wanted = self.wanted(examples)
-            self.take(examples, wanted, wanted.gradient())
+            model = self.evaluated(examples)
+            self.take(examples, model, self.wanted(model, examples).alone())
         return self.update()
 
     def asking(self) -> Run[Params]:
         """What is sent at the end, each gradient left to whoever runs it."""
+        self.descend = descended_at_once
         for examples in mini_batches(len(self.inputs), self.recipe):
-            wanted = self.wanted(examples)
-            self.take(examples, wanted, (yield wanted))
+            model = self.evaluated(examples)
+            self.take(examples, model, (yield self.wanted(model, examples)))
         return self.update()
 
-    def wanted(self, examples: slice) -> Wanted:
-        inputs = self.inputs[examples]
-        model = self.model if self.on_forward is None else self.on_forward(self.model, len(inputs))
-        return Wanted(model, self.loss, self.current, inputs, self.targets[examples])
+    def evaluated(self, examples: slice) -> Functional:
+        """The model as this step evaluates it."""
+        return self.model if self.on_forward is None else self.on_forward(self.model, len(self.inputs[examples]))
 
-    def take(self, examples: slice, wanted: Wanted, found: tuple[Params, Tensor]) -> None:
+    def wanted(self, model: Functional, examples: slice) -> Wanted[Found]:
+        given = (self.current, model.buffers, self.inputs[examples], self.targets[examples])
+        return Wanted(Gradient(model, self.loss), given)
+
+    def take(self, examples: slice, model: Functional, found: Found) -> None:
         """Step by the gradient that was wanted, in the way of the recipe."""
         (step, value), recipe, self.number = found, self.recipe, self.number + 1
         if self.on_gradient is not None:
-            step = self.on_gradient(step, Taken(self.current, examples, self.number, wanted.model, value))
+            step = self.on_gradient(step, Taken(self.current, examples, self.number, model, value))
         if recipe.sends == "delta":
             if recipe.weight_decay:
                 step = map_each(lambda g, p: g + recipe.weight_decay * p, step, self.current)
             if recipe.momentum and self.step:
                 step = map_each(lambda v, g: recipe.momentum * v + g, self.step, step)
-            self.current = subtract(self.current, scaled(step, recipe.lr))
+            self.current = self.descend(self.current, step, recipe.lr)
         self.step = step
 
     def update(self) -> Params:
@@ -140,6 +162,17 @@ def local_update(
     their order in every epoch. Differentiable in parameters, inputs and targets, and safe under ``torch.func``.
     """
     return LocalRun(model, loss, params, inputs, targets, recipe).alone()
+
+
+def descended(params: Params, step: Params, lr: float) -> Params:
+    """``params - lr * step``."""
+    return map_each(lambda p, s: torch.sub(p, s, alpha=lr), params, step)
+
+
+def descended_at_once(params: Params, step: Params, lr: float) -> Params:
+    """The same in one call for all tensors, which transforms such as ``vmap`` do not know."""
+    moved = torch._foreach_sub(list(params.values()), [step[name] for name in params], alpha=lr)
+    return dict(zip(params, moved, strict=True))
 
 
 def mini_batches(count: int, recipe: Recipe) -> Iterator[slice]:

@@ -53,7 +53,10 @@ def stack(trees: Sequence[Params]) -> Params:
 
 
 def all_finite(tree: Params) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tree.values())
+    if not tree:
+        return True
+    flags = [torch.isfinite(tensor).all() for tensor in tree.values()]
+    return bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())  # one question to the card
 
 
 def gaussian_like(tree: Params, rng: torch.Generator) -> Params:

@@ -71,6 +71,10 @@ class ImageSet(ABC):
         """A smaller set of the same kind, in the order of ``indices``."""
         return self._only(self._checked(indices))
 
+    def to(self, device: str) -> Self:  # noqa: ARG002
+        """The same set with its pixels on a device, where that saves moving them with every batch."""
+        return self
+
     def _checked(self, indices: Indices) -> Tensor:
         chosen = torch.as_tensor(indices).cpu()
         if chosen.numel() == 0:

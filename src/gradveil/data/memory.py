@@ -38,7 +38,10 @@ class MemoryImages(ImageSet):
         return (channels, height, width)
 
     def _inputs(self, indices: Tensor) -> Tensor:
-        return self.images[indices].float() / 255
+        return self.images[indices.to(self.images.device)].float() / 255
+
+    def to(self, device: str) -> Self:
+        return replace(self, images=self.images.to(device))
 
     def _only(self, indices: Tensor) -> Self:
-        return replace(self, images=self.images[indices], labels=self.labels[indices])
+        return replace(self, images=self.images[indices.to(self.images.device)], labels=self.labels[indices])

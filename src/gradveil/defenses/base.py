@@ -19,10 +19,11 @@ class Log:
     """Figures a defense reports while it works, such as how often it fell back; each becomes its mean in the result."""
 
     def __init__(self) -> None:
-        self._values: dict[str, list[float]] = defaultdict(list)
+        self._values: dict[str, list[float | Tensor]] = defaultdict(list)
 
     def add(self, name: str, value: float | Tensor) -> None:
-        self._values[name].append(float(value.detach()) if isinstance(value, Tensor) else value)
+        """A tensor is read when somebody asks: a GPU need not stop for it now."""
+        self._values[name].append(value.detach() if isinstance(value, Tensor) else value)
 
     def merge(self, other: Log) -> None:
         for name, values in other._values.items():
@@ -30,10 +31,10 @@ class Log:
 
     def values(self, name: str) -> tuple[float, ...]:
         """Everything reported under a name, in order."""
-        return tuple(self._values.get(name, ()))
+        return tuple(map(float, self._values.get(name, ())))
 
     def means(self) -> dict[str, float]:
-        return {name: sum(values) / len(values) for name, values in sorted(self._values.items())}
+        return {name: sum(self.values(name)) / len(self._values[name]) for name in sorted(self._values)}
 
 
 @dataclass(frozen=True, kw_only=True)

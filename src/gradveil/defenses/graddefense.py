@@ -6,6 +6,7 @@ A sensitive tensor lies in many slices, so that hardly any draw leaves all of it
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -15,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.graphs import Replayed
 from gradveil.core.precise import without_tf32
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
@@ -55,13 +57,19 @@ class GradDefense(Defense):
             raise GradveilError("defense graddefense: images is at least 1 and probes at least 0")
         self.sigma, self.slices, self.perturbed, self.bound = sigma, slices, perturbed, bound
         self.public, self.images, self.probes = public, images, probes
+        self._estimate: Estimate | None = None
 
     def prepared(self, start: Step) -> Defense:
-        root = public_images(self.public, start.batch.inputs, self.images, defense="graddefense")
-        _check_labels(start, root)
-        few = len(start.params) <= 4 * self.probes  # then exact passes take no longer than random directions
-        sensitivity = sensitivities(start, root, 0 if few else self.probes)
-        return _Run(self, equal_slices(start.params, sensitivity, self.slices))
+        return _Run(self, self.slices_of(start))
+
+    def slices_of(self, start: Step) -> Params:
+        """For every entry the number of its slice: public images decide, whatever the client's own are."""
+        if self._estimate is None or not self._estimate.fits(start):
+            root = public_images(self.public, start.batch.inputs, self.images, defense="graddefense")
+            _check_labels(start, root)
+            few = len(start.params) <= 4 * self.probes  # then exact passes take no longer than random directions
+            self._estimate = Estimate(start, root, 0 if few else self.probes)
+        return equal_slices(start.params, sensitivities(start, self._estimate.root, self._estimate), self.slices)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.prepared(step).on_gradient(gradient, step)
@@ -135,24 +143,24 @@ def equal_slices(tree: Params, sensitivity: dict[str, float], slices: int) -> Pa
     return where
 
 
-def sensitivities(step: Step, root: Batch, probes: int = 0) -> dict[str, float]:
+def sensitivities(step: Step, root: Batch, estimate: Estimate | None = None) -> dict[str, float]:
     """By tensor: the mean over public examples of the norm of d(sum of the tensor's gradient)/dx.
 
-    With ``probes``, norms are root mean squares along so many random directions of the inputs, for all tensors at once.
+    With an estimate, tensors that it knows are left to it.
     """
     shared = sharing_layer(step.model.module) is not None
-    found = {} if shared or not probes else estimated(step, root, probes)
+    found = {} if shared or estimate is None else estimate(step)
     left = [name for name in step.params if name not in found]
     if not left:
         return found
-    parts = [root] if shared else _parts(root)
+    parts = [root] if shared else [root.take(part) for part in _parts(root)]
     norms = [_exact_norms(step, part, left, len(part) / len(root)) for part in parts]
     return found | {name: float(torch.cat([part[name] for part in norms]).mean()) for name in left}
 
 
-def _parts(batch: Batch) -> list[Batch]:
+def _parts(batch: Batch) -> list[slice]:
     size = max(1, INPUTS_AT_ONCE.get(batch.inputs.device.type, 2**17) // batch.inputs[0].numel())
-    return [batch.take(slice(start, start + size)) for start in range(0, len(batch), size)]
+    return [slice(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
 
 
 def _exact_norms(step: Step, part: Batch, names: list[str], weight: float) -> Params:
@@ -170,41 +178,73 @@ def _exact_norms(step: Step, part: Batch, names: list[str], weight: float) -> Pa
     return found
 
 
-def estimated(step: Step, root: Batch, probes: int) -> dict[str, float]:
+class Estimate:
     """Sensitivities from random directions of the inputs, of all tensors whose sums ``sums_by_example`` gets right.
 
     The square of d(sum)/dx v has the mean ||d(sum)/dx||^2, and one forward derivative along v gives it for all tensors.
     """
-    repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
-    rng = near(step.rng, root.inputs.device)
-    with without_tf32():  # else the sums that are compared below differ by rounding alone
-        parts = [_slopes(step, part, rng, len(part) / len(root)) for part in _parts(repeated)]
-        gradient = step.gradient(root)
-    if not parts[0][0]:
-        return {}
-    sums, slopes = (torch.cat([torch.stack([*part[i].values()]) for part in parts], dim=1) for i in (0, 1))
-    norms = slopes.view(len(slopes), probes, -1).square().mean(1).sqrt().mean(1) / mean_of_root(probes)
-    # A parameter that a layer lends to another would be missed: the sums over examples must be those of the gradient.
-    true = torch.stack([gradient[name].sum().to(sums.device) for name in parts[0][0]])
-    rounding = torch.stack([1e-5 * gradient[name].abs().sum().to(sums.device) for name in parts[0][0]])
-    right = (sums.sum(1) / probes - true).abs() <= 1e-3 * sums.abs().sum(1) / probes + rounding
-    return {name: float(norm) for name, norm, good in zip(parts[0][0], norms, right, strict=True) if good}
 
+    def __init__(self, step: Step, root: Batch, probes: int) -> None:
+        self.root, self.probes = root, probes
+        self._step = replace(step, batch=root)
+        self._repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
+        self._right = _rightly_summed(self._step) if probes else []
+        self._norms = Replayed(self._norms_along)
 
-def _slopes(step: Step, part: Batch, rng: torch.Generator, weight: float) -> tuple[Params, Params]:
-    """By tensor: the sum of each example's gradient, and its derivative along a random direction of the input: [n]."""
-    direction = torch.randn(part.inputs.shape, generator=rng, device=rng.device, dtype=part.inputs.dtype)
-    with forward_ad.dual_level():
-        inputs = forward_ad.make_dual(  # type: ignore[no-untyped-call]
-            part.inputs.detach().requires_grad_(), direction.to(part.inputs.device)
+    def fits(self, step: Step) -> bool:
+        """Whether it is of this model and loss, for inputs like these: parameters may differ."""
+        mine, inputs, root = self._step, step.batch.inputs, self.root.inputs
+        same = (
+            mine.model.module is step.model.module
+            and mine.loss is step.loss
+            and mine.params.keys() == step.params.keys()
         )
-        pairs = {
-            name: forward_ad.unpack_dual(weight * total)  # type: ignore[no-untyped-call]
+        return same and (inputs.shape[1:], inputs.device, inputs.dtype) == (root.shape[1:], root.device, root.dtype)
+
+    def __call__(self, step: Step) -> dict[str, float]:
+        if not self._right:
+            return {}
+        rng, inputs = near(step.rng, self.root.inputs.device), self._repeated.inputs
+        directions = torch.randn(inputs.shape, generator=rng, device=rng.device, dtype=inputs.dtype).to(inputs.device)
+        norms = self._norms((step.params, step.frozen, step.model.buffers, directions))
+        return dict(zip(self._right, norms.tolist(), strict=True))
+
+    def _norms_along(self, given: tuple[Params, Params, Params, Tensor]) -> Tensor:
+        """[tensors]: the sensitivity of each."""
+        params, frozen, buffers, directions = given
+        step = replace(self._step, params=params, frozen=frozen, model=self._step.model.with_buffers(buffers))
+        parts = [
+            _slopes(step, self._repeated.take(part), directions[part], (part.stop - part.start) / len(self.root))
+            for part in _parts(self._repeated)
+        ]
+        slopes = torch.cat([torch.stack([part[name] for name in self._right]) for part in parts], dim=1)
+        return slopes.view(len(slopes), self.probes, -1).square().mean(1).sqrt().mean(1) / mean_of_root(self.probes)
+
+
+def _rightly_summed(step: Step) -> list[str]:
+    """Tensors whose sums over examples are those of the gradient: one that a layer lends to another would be missed."""
+    with without_tf32():  # else sums differ by rounding alone
+        watched = Batch(step.batch.inputs.detach().requires_grad_(), step.batch.labels)
+        sums = map_each(torch.Tensor.detach, sums_by_example(step, watched))
+        gradient = step.gradient()
+    return [
+        name
+        for name, each in sums.items()
+        if (each.sum() - gradient[name].sum().to(each.device)).abs()
+        <= 1e-3 * each.abs().sum() + 1e-5 * gradient[name].abs().sum().to(each.device)
+    ]
+
+
+def _slopes(step: Step, part: Batch, direction: Tensor, weight: float) -> Params:
+    """[n] by tensor: how the sum of each example's gradient moves along a direction of the input."""
+    with forward_ad.dual_level():
+        inputs = forward_ad.make_dual(part.inputs.detach().requires_grad_(), direction)  # type: ignore[no-untyped-call]
+        tangents = {
+            name: forward_ad.unpack_dual(weight * total).tangent  # type: ignore[no-untyped-call]
             for name, total in sums_by_example(step, Batch(inputs, part.labels)).items()
         }
         still = torch.zeros(len(part), device=part.inputs.device, dtype=part.inputs.dtype)
-        slopes = {name: still if pair.tangent is None else pair.tangent.detach() for name, pair in pairs.items()}
-        return {name: pair.primal.detach() for name, pair in pairs.items()}, slopes
+        return {name: still if tangent is None else tangent.detach() for name, tangent in tangents.items()}
 
 
 def sums_by_example(step: Step, batch: Batch) -> Params:

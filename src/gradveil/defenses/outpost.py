@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.graphs import Replayed
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.largest import LargestOfEach
 from gradveil.defenses.registry import DEFENSES
 
+CHANCES = 64
+"""Random numbers drawn at once to decide which steps are perturbed."""
 EXAMPLES_AT_ONCE = 2**28
 """Bytes that the gradients of single examples may take together; one of them may take more."""
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Layers side by side: their parameters, how many entries of each are kept and get noise, and which."""
-
-    names: set[str]
-    groups: list[list[str]]
-    kept: list[int]
-    noisy: list[int]
-    choose: LargestOfEach
-
-    def ordered(self, tree: Params) -> Params:
-        """The same tensors, those of a layer next to each other."""
-        return {name: tree[name] for names in self.groups for name in names}
 
 
 @DEFENSES.register("outpost")
@@ -55,12 +42,13 @@ class Outpost(Defense):
             if not 0 <= value <= 100:
                 raise GradveilError(f"defense outpost: {name} is a percentage from 0 to 100, not {value}")
         self.scale, self.phi, self.beta, self.rho, self.fisher = scale, phi, beta, rho, fisher
-        self._layout: _Layout | None = None
+        self._perturbations: dict[tuple[tuple[str, int], ...], _Perturbation] = {}
+        self._uniform: list[float] | None = None
 
-    def prepared(self, start: Step) -> Defense:
-        """Where layers lie and how much of each is chosen is the same in every step of a local run."""
+    def prepared(self, start: Step) -> Defense:  # noqa: ARG002
+        """A run draws its own chances, many at a time: a GPU would stop for each."""
         ready = copy.copy(self)
-        ready._layout = self._laid_out(start.params)
+        ready._uniform = []
         return ready
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
@@ -68,45 +56,69 @@ class Outpost(Defense):
         step.log.add("perturbed", float(perturbed))
         if not perturbed:
             return gradient
-        layout = self._layout
-        if layout is None or layout.names != gradient.keys():
-            layout = self._laid_out(gradient)
-        side_by_side = layout.ordered(gradient)
-        values = _joined(side_by_side)
-        fisher = _joined(layout.ordered(_example_fisher(step))) if self.fisher == "example" else None
-        risk = layer_risks(step.params, layout.groups).to(values)
-        sent = self._changed(values, fisher, layout, risk, step.rng)
-        step.log.add("risk", risk.mean())
-        step.log.add("pruned", 1 - sum(layout.kept) / len(values))
-        parts = _split(sent, side_by_side)
-        return {name: parts[name] for name in gradient}
+        perturbation = self._perturbation_of(gradient)
+        weights = {name: step.params[name] for name in gradient}
+        fisher = _example_fisher(step) if self.fisher == "example" else {}
+        drawn = torch.randn(sum(perturbation.noisy), generator=step.rng, device=step.rng.device)
+        noise = drawn.to(next(iter(gradient.values())))
+        sent, risk = perturbation.replayed((gradient, weights, fisher, noise))
+        step.log.add("risk", risk)
+        step.log.add("pruned", perturbation.pruned)
+        return {name: sent[name] for name in gradient}
 
-    def _changed(
-        self, values: Tensor, fisher: Tensor | None, layout: _Layout, risk: Tensor, rng: torch.Generator
-    ) -> Tensor:
-        """Layers side by side, each pruned, and with noise on the entries where ``fisher`` is highest."""
-        kept, noisy = layout.choose(values.abs())  # a square is the larger the larger its root
-        if fisher is not None:
-            _, noisy = layout.choose(fisher)
-        noise = torch.randn(sum(layout.noisy), generator=rng, device=rng.device).to(values)
-        for drawn, spread in zip(torch.split(noise, layout.noisy), self.scale * risk, strict=True):
-            drawn.mul_(spread)
-        added = torch.zeros_like(values).masked_scatter_(noisy, noise)
-        return added.add_(values * kept)
-
-    def _laid_out(self, tree: Params) -> _Layout:
-        groups = layers(tree)
-        sizes = [sum(tree[name].numel() for name in names) for names in groups]
-        kept = [size - self._pruned(size) for size in sizes]
-        noisy = [round(self.phi / 100 * size) for size in sizes]
-        return _Layout(set(tree), groups, kept, noisy, LargestOfEach(sizes, kept, noisy))
+    def _perturbation_of(self, tree: Params) -> _Perturbation:
+        """Where layers lie and how much of each is chosen is the same for all gradients of these sizes."""
+        sizes = tuple((name, tensor.numel()) for name, tensor in tree.items())
+        if sizes not in self._perturbations:
+            groups = layers(tree)
+            lengths = [sum(tree[name].numel() for name in names) for names in groups]
+            kept = [length - self._pruned(length) for length in lengths]
+            noisy = [round(self.phi / 100 * length) for length in lengths]
+            self._perturbations[sizes] = _Perturbation(self.scale, groups, lengths, kept, noisy)
+        return self._perturbations[sizes]
 
     def _pruned(self, size: int) -> int:
         return round(self.rho / 100 * size)
 
     def _drawn(self, step: Step) -> bool:
-        chance = 1 / (1 + self.beta * step.number)
-        return float(torch.rand((), generator=step.rng, device=step.rng.device)) <= chance
+        ahead = [] if self._uniform is None else self._uniform
+        if not ahead:
+            ahead += torch.rand(CHANCES, generator=step.rng, device=step.rng.device).tolist()
+        return ahead.pop() <= 1 / (1 + self.beta * step.number)
+
+
+class _Perturbation:
+    """What happens to a gradient with these layers: so many entries of each are kept, and so many get noise."""
+
+    def __init__(
+        self, scale: float, groups: list[list[str]], lengths: list[int], kept: list[int], noisy: list[int]
+    ) -> None:
+        self.scale, self.groups, self.noisy = scale, groups, noisy
+        self.pruned = 1 - sum(kept) / sum(lengths)
+        self.choose = LargestOfEach(lengths, kept, noisy)
+        self.replayed = Replayed(self)
+
+    def __call__(self, given: tuple[Params, Params, Params, Tensor]) -> tuple[Params, Tensor]:
+        """The gradient that is sent, and the mean risk. ``given``: gradient, weights, Fisher, N(0, 1) for the noise.
+
+        Layers lie side by side. Without a Fisher, the squared gradient stands for it: the larger the entry, the larger
+        its square.
+        """
+        gradient, weights, fisher, noise = given
+        side_by_side = self._ordered(gradient)
+        values = _joined(side_by_side)
+        risk = layer_risks(weights, self.groups).to(values)
+        kept, noisy = self.choose(values.abs())
+        if fisher:
+            _, noisy = self.choose(_joined(self._ordered(fisher)))
+        for drawn, spread in zip(torch.split(noise, self.noisy), self.scale * risk, strict=True):
+            drawn.mul_(spread)
+        added = torch.zeros_like(values).masked_scatter_(noisy, noise)
+        return _split(added.add_(values * kept), side_by_side), risk.mean()
+
+    def _ordered(self, tree: Params) -> Params:
+        """The same tensors, those of a layer next to each other."""
+        return {name: tree[name] for names in self.groups for name in names}
 
 
 def layers(tree: Params) -> list[list[str]]:

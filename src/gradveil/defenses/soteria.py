@@ -7,7 +7,6 @@ vanish. Those with the largest scores are pruned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.graphs import Replayed
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.clip import sharing_layer
@@ -63,6 +63,7 @@ class Soteria(Defense):
             raise GradveilError("defense soteria: offset belongs to score=released")
         self.rate, self.layer, self.probes, self.screen = rate, layer, probes, screen
         self.score = Score(score == "paper", offset)
+        self._looked: _Look | None = None
 
     def check(self, model: nn.Module) -> None:
         if self.layer == "classifier":
@@ -76,46 +77,66 @@ class Soteria(Defense):
 
     def prepared(self, start: Step) -> Defense:
         module = start.model.module
-        layer = classifier(module, start.batch.inputs) if self.layer == "classifier" else self.layer
-        weight = module.get_submodule(layer).weight
-        names = [name for name, parameter in module.named_parameters() if parameter is weight]
-        if not names:
-            raise GradveilError(f"defense soteria: the weight of {layer!r} is computed, not a parameter; set layer=")
-        return _Run(self, Representation(module, layer), names[0], sharing_layer(module))
+        if self._looked is None or self._looked.module is not module:
+            layer = classifier(module, start.batch.inputs) if self.layer == "classifier" else self.layer
+            self._looked = _Look(module, layer)
+        return _Run(self, self._looked)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.prepared(step).on_gradient(gradient, step)
 
 
-class _Run(Defense):
-    """One local run: which function gives the representation, and which gradient loses columns."""
+class _Look:
+    """What is known of a model: which function gives the representation, and which gradient loses columns."""
 
-    def __init__(self, options: Soteria, representation: Representation, weight: str, sharing: str | None) -> None:
-        self.options, self.representation, self.weight, self.sharing = options, representation, weight, sharing
-        if sharing is not None and options.probes:
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        weight = module.get_submodule(layer).weight
+        names = [name for name, parameter in module.named_parameters() if parameter is weight]
+        if not names:
+            raise GradveilError(f"defense soteria: the weight of {layer!r} is computed, not a parameter; set layer=")
+        self.module, self.layer, self.weight, self.sharing = module, layer, names[0], sharing_layer(module)
+        self.representation = Representation(module, layer)
+        self.squares = Replayed(self._squares)
+
+    def _squares(self, given: tuple[Tensor, Params, Tensor]) -> Tensor:
+        """[n, l]: the sum of (dr_i/dx v)^2 over the directions v of (inputs, parameters, directions [k, n, ...])."""
+        inputs, at, directions = given
+
+        def square(direction: Tensor) -> Tensor:
+            slope: Tensor = jvp(lambda x: self.representation(x, at), (inputs,), (direction,))[1]
+            return slope.square()
+
+        return vmap(square, chunk_size=2 * _at_once(inputs))(directions).sum(0)
+
+
+class _Run(Defense):
+    """One local run."""
+
+    def __init__(self, options: Soteria, look: _Look) -> None:
+        self.options, self.look = options, look
+        if look.sharing is not None and options.probes:
             raise GradveilError(
-                f"defense soteria: probes need examples that do not influence each other, but layer {sharing!r} takes "
-                "statistics over the batch: use eval mode, or leave probes out"
+                f"defense soteria: probes need examples that do not influence each other, but layer {look.sharing!r} "
+                "takes statistics over the batch: use eval mode, or leave probes out"
             )
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
-        if self.weight not in gradient:  # a frozen layer sends nothing that could be pruned
+        if self.look.weight not in gradient:  # a frozen layer sends nothing that could be pruned
             step.log.add("pruned", 0.0)
             return gradient
         columns = self._columns(step)
-        sent = gradient[self.weight]
+        sent = gradient[self.look.weight]
         step.log.add("pruned", len(columns) / sent.shape[1])
-        return {**gradient, self.weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
+        return {**gradient, self.look.weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
 
     def _columns(self, step: Step) -> Tensor:
         """The columns to zero."""
         options = self.options
-        at = {**step.model.buffers, **step.frozen, **step.params}
-        rows = RowNorms(lambda inputs: self.representation(inputs, at), step.batch.inputs)
-        features, width = rows.values.shape[1], step.params[self.weight].shape[1]
+        rows = RowNorms(self.look, {**step.model.buffers, **step.frozen, **step.params}, step.batch.inputs)
+        features, width = rows.values.shape[1], step.params[self.look.weight].shape[1]
         if features != width:
             raise GradveilError(
-                f"defense soteria: {self.representation.layer!r} takes {features // width} vectors per example, not "
+                f"defense soteria: {self.look.layer!r} takes {features // width} vectors per example, not "
                 "one; choose a layer= behind the pooling"
             )
         count = round(options.rate * features)
@@ -132,7 +153,7 @@ class _Run(Defense):
         drawn = any(buffer.shape != shapes[name] for name, buffer in step.model.buffers.items())
         work = values.numel() * sum(tensor.numel() for tensor in step.params.values())
         small = values.device.type != "cpu" and work < SMALL_WORK
-        return self.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small
+        return self.look.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small
 
 
 @dataclass(frozen=True)
@@ -176,15 +197,14 @@ class RowNorms:
     The derivative is that of the sum of r_i over the batch by one example, which in eval mode is its own r_i.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> None:
-        self._function, self._inputs = function, inputs
+    def __init__(self, look: _Look, at: Params, inputs: Tensor) -> None:
+        self._look, self._at, self._inputs = look, at, inputs
         self.values: Tensor
-        self.values, self._pull = vjp(function, inputs)  # type: ignore[misc]  # three come with has_aux alone
-        self._at_once = max(1, INPUTS_AT_ONCE.get(inputs.device.type, 2**20) // inputs.numel())
+        self.values, self._pull = vjp(lambda x: look.representation(x, at), inputs)  # type: ignore[misc]
 
     def of(self, examples: Tensor) -> RowNorms:
         """The same of some examples."""
-        return RowNorms(self._function, self._inputs[examples])
+        return RowNorms(self._look, self._at, self._inputs[examples])
 
     def exact(self, rows: Tensor | None = None) -> Tensor:
         """[n, rows]: batched backward passes by the inputs alone, without gradients of parameters."""
@@ -194,18 +214,13 @@ class RowNorms:
             slopes = self._pull(torch.zeros_like(self.values).index_fill(1, row[None], 1.0))[0]
             return cast(Tensor, torch.linalg.vector_norm(slopes.flatten(1), dim=1))
 
-        return vmap(norms, chunk_size=self._at_once)(rows).T
+        return vmap(norms, chunk_size=_at_once(self._inputs))(rows).T
 
     def squares(self, probes: int, rng: torch.Generator) -> Tensor:
         """[n, l]: the sum over random directions v of (dr_i/dx v)^2, of which each has the mean ||dr_i/dx||^2."""
         directions = random_signs((probes, *self._inputs.shape), rng).to(self._inputs)
-
-        def square(direction: Tensor) -> Tensor:
-            slope: Tensor = jvp(self._function, (self._inputs,), (direction,))[1]
-            return slope.square()
-
         try:
-            return vmap(square, chunk_size=2 * self._at_once)(directions).sum(0)
+            return self._look.squares((self._inputs, self._at, directions))
         except NotImplementedError as error:  # PyTorch names the operation
             raise GradveilError(
                 "defense soteria: this model has an operation without a forward derivative: write "
@@ -214,6 +229,11 @@ class RowNorms:
 
     def estimated(self, probes: int, rng: torch.Generator) -> Tensor:
         return (self.squares(probes, near(rng, self._inputs.device)) / probes).sqrt()
+
+
+def _at_once(inputs: Tensor) -> int:
+    """Entries that are differentiated together."""
+    return max(1, INPUTS_AT_ONCE.get(inputs.device.type, 2**20) // inputs.numel())
 
 
 def screened(rows: RowNorms, score: Score, count: int, rng: torch.Generator) -> Tensor:

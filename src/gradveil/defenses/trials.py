@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Step
 from gradveil.models.functional import AddsToLoss
 
+Pair = tuple[int, int]
 BATCHED = 2**20
 """Bytes of gradient up to which a GPU judges many candidates in one call: larger models keep it busy one by one."""
 BATCHED_AT_ONCE = 2**32
 """Bytes that such a call may take, with ACTIVATIONS bytes for each byte of input."""
 ACTIVATIONS = 32
+PATCHES = 2**15
+"""Numbers that an example's patches may have for a convolution to be computed as a product."""
 PARALLEL = 1e-3
 """What is left of a drawn vector, as a share of it, below which it has no direction but the gradient's."""
 NOTHING = 1e-16
@@ -151,7 +157,8 @@ class LossAfter:
         inputs = self.step.batch.inputs
         room = BATCHED_AT_ONCE // (self.flat.bytes + ACTIVATIONS * inputs.numel() * inputs.element_size())
         chunk = None if room >= len(moved[0]) else max(1, room)
-        losses: Tensor = vmap(self._loss_at, chunk_size=chunk)(self.flat.named(moved))
+        with ConvolutionsAsProducts():
+            losses: Tensor = vmap(self._loss_at, chunk_size=chunk)(self.flat.named(moved))
         return losses
 
     def _loss_at(self, params: Params) -> Tensor:
@@ -194,3 +201,28 @@ class _While(nn.Module):
 
     def forward(self, function: Callable[[], Tensor]) -> Tensor:
         return function()
+
+
+class ConvolutionsAsProducts(TorchFunctionMode):
+    """Plain small convolutions of images as products of weights and patches.
+
+    Batched over weights, a convolution becomes a grouped one, which takes cuDNN longer to begin than to do if it is
+    small.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.conv2d and not kwargs and args[5:] == ((1, 1), 1) and not isinstance(args[4], str):
+            inputs, weight, bias, stride, padding = args[:5]
+            patches = _patches(inputs, weight.shape[2:], stride, padding)
+            if patches[0].numel() <= PATCHES:
+                rows = patches.flatten(3) @ weight.flatten(1).T
+                return (rows if bias is None else rows + bias).permute(0, 3, 1, 2)
+        return func(*args, **(kwargs or {}))
+
+
+def _patches(inputs: Tensor, size: Sequence[int], stride: Pair, padding: Pair) -> Tensor:
+    """A view [n, H, W, C, down, across]. Tensor.unfold is an operation that vmap knows; im2col it would take apart."""
+    padded = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
+    return padded.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1]).permute(0, 2, 3, 1, 4, 5)

@@ -13,11 +13,11 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
-from gradveil.client import Client, Run
+from gradveil.client import Client, Run, Wanted
 from gradveil.client.local import mini_batches
 from gradveil.core.trees import add, detached
 from gradveil.core.types import Batch, Params, Recipe
@@ -47,23 +47,43 @@ def running_statistics(module: nn.Module) -> Params:
     )
 
 
-def statistics_after(module: nn.Module, params: Params, before: Params, batch: Batch, recipe: Recipe) -> Params:
+class StatisticsAfter:
+    """(parameters, running statistics, inputs) -> the statistics after a forward pass in train mode."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module if module.training else copy.deepcopy(module).train()
+
+    def __call__(self, given: tuple[Params, Params, Tensor]) -> Params:
+        params, before, inputs = given
+        after = detached(before)
+        with torch.no_grad():
+            functional_call(self.module, (params, after), (inputs,))  # updates ``after`` in place
+        return after
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StatisticsAfter) and self.module is other.module
+
+    def __hash__(self) -> int:
+        return hash(self.module)
+
+
+def statistics_after(module: nn.Module, params: Params, before: Params, batch: Batch, recipe: Recipe) -> Run[Params]:
     """Running statistics after one pass in train mode over a batch, in the recipe's mini-batches."""
-    if not (before and recipe.train_mode):
-        return before
-    after, training = detached(before), copy.deepcopy(module).train()
-    once = Recipe(sends="delta", batch_size=recipe.batch_size)
-    with torch.no_grad():
+    if before and recipe.train_mode:
+        once, step = Recipe(sends="delta", batch_size=recipe.batch_size), StatisticsAfter(module)
         for examples in mini_batches(len(batch), once):
-            functional_call(training, (params, after), (batch.inputs[examples],))  # updates ``after`` in place
-    return after
+            before = yield Wanted(step, (params, before, batch.inputs[examples]))
+    return before
 
 
 def local_training(
     client: Client, module: nn.Module, state: State, batch: Batch, rng: torch.Generator, *, round_number: int
 ) -> Run[Answer]:
-    """One client's answer to the broadcast ``state``; examples are visited in the order of ``batch`` in every epoch."""
+    """One client's answer to the broadcast ``state``; examples are visited in the order of ``batch`` in every epoch.
+
+    Clients that share a ``module`` in train mode can have their running statistics computed together.
+    """
     reply = yield from client.run(state.params, batch, rng, round_number=round_number)
     arrived = add(state.params, reply.update) if client.recipe.sends == "delta" else state.params
-    buffers = statistics_after(module, arrived, state.buffers, batch, client.recipe)
+    buffers = yield from statistics_after(module, arrived, state.buffers, batch, client.recipe)
     return Answer(reply.update, buffers, len(batch), reply.log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradveil import models
 from gradveil.attacks.storage import finite_or_none
@@ -16,7 +18,7 @@ from gradveil.client import Client, Run
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.trees import detached
-from gradveil.core.types import Params
+from gradveil.core.types import Batch, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense, Log
 from gradveil.federated.case import Training
@@ -73,12 +75,13 @@ class Federation:
         defense: Defense | None = None,
         on_exchange: Callable[[Exchange], None] | None = None,
     ) -> None:
-        self.case, self.train, self.on_exchange = case, train, on_exchange
+        self.case, self.train, self.on_exchange = case, train.to(case.device), on_exchange
         chosen = defense or DEFENSES.build(case.defense)
         model = models.build(case.model, train.domain, seed=case.seed)
         self.module = chosen.on_model(model).to(case.device)
         self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
         self.state = State(detached(dict(self.module.named_parameters())), running_statistics(self.module))
+        self._training = copy.deepcopy(self.module).train()
         self._client = Client(self.module, recipe=case.recipe, defense=chosen)
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
@@ -91,7 +94,7 @@ class Federation:
         """Broadcast, let the clients of this round train, and step along the mean of what they send."""
         started, clients = time.perf_counter(), self.participants(number)
         earlier = Counter(client for before in range(1, number) for client in self.participants(before))
-        results = self._runner(self._answering(client, number, earlier[client] + 1) for client in clients)
+        results = self._runner(self.answering(client, number, broadcasts=earlier[client] + 1) for client in clients)
         answers, dropped = self._judged(dict(zip(clients, results, strict=True)))
         if not answers:
             client, reason = next(iter(dropped.items()))
@@ -117,14 +120,21 @@ class Federation:
         """Accuracy and loss of the global model."""
         return evaluate(self._evaluated.with_buffers(self.state.buffers), self.state.params, data)
 
-    def _answering(self, client: int, number: int, broadcasts: int) -> Run[Answer]:
-        case, seed = self.case, self.case.seed
-        share = self.shares[client]
-        order = torch.randperm(len(share), generator=generator(seed, "federated", "order", number, client))
+    def examples(self, client: int, number: int) -> tuple[Batch, Tensor]:
+        """What a client trains on in a round, in its order, and where these examples stand in the data set."""
+        case, share = self.case, self.shares[client]
+        order = torch.randperm(len(share), generator=generator(case.seed, "federated", "order", number, client))
         index = share[order[: case.batch_size]] if case.algorithm == "fedsgd" else share[order]
-        batch, sent = self.train.batch(index).to(case.device), self.state
-        rng = generator(seed, "federated", "defense", number, client, device=case.device)
-        answer = yield from local_training(self._client, self.module, sent, batch, rng, round_number=broadcasts)
+        return self.train.batch(index).to(case.device), index
+
+    def answering(
+        self, client: int, number: int, *, broadcasts: int, rng: torch.Generator | None = None
+    ) -> Run[Answer]:
+        """A client's answer to ``state``, the how manieth it got; the defense draws from ``rng``, or by the seed."""
+        case, sent = self.case, self.state
+        batch, index = self.examples(client, number)
+        rng = rng or generator(case.seed, "federated", "defense", number, client, device=case.device)
+        answer = yield from local_training(self._client, self._training, sent, batch, rng, round_number=broadcasts)
         if self.on_exchange is not None:
             self.on_exchange(Exchange(number, client, sent, answer.update, batch, index))
         return answer

@@ -65,9 +65,9 @@ def run_training(
             looks = number % case.evaluate_every == 0 or number == case.rounds
             quality = federation.quality(test) if looks else None
             rows.append(done.as_json(quality))
-            _save(case, rows, folder, len(train), len(test))
+            save_rows(case, rows, folder, len(train), len(test))
             if number % case.checkpoint_every == 0 or number == case.rounds:
-                _save_state(federation.state, number, folder)
+                save_state(federation.state, number, folder)
             task.advance()
             if quality is not None:
                 task.note(f"accuracy {quality.accuracy:.1%} after round {number}")
@@ -108,7 +108,8 @@ def read_training(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _save(case: Training, rows: list[dict[str, Any]], folder: Path, examples: int, tested: int) -> None:
+def save_rows(case: Training, rows: list[dict[str, Any]], folder: Path, examples: int, tested: int) -> None:
+    """Write ``train.json``."""
     whole = {
         "version": VERSION,
         "complete": len(rows) == case.rounds,
@@ -121,7 +122,8 @@ def _save(case: Training, rows: list[dict[str, Any]], folder: Path, examples: in
     write_json(folder / RESULT, whole)
 
 
-def _save_state(state: State, number: int, folder: Path) -> None:
+def save_state(state: State, number: int, folder: Path) -> None:
+    """Write the checkpoint of a round."""
     parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
     tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
     write_tensors(folder / CHECKPOINT, KIND, tensors, {"round": number})

@@ -1,29 +1,28 @@
-"""Runs of several clients: one after another, or side by side with their gradients computed in one batched call.
+"""Runs of several clients: one after another, or side by side with what they ask for computed together.
 
-Side by side, every client takes its next step at the same time. Gradients asked for on equally many examples are one
-``vmap`` over the clients' own parameters; what a defense does with a gradient, it does for each client in its turn.
+Side by side, every client takes its next step at the same time. What a defense does with a gradient, it does for each
+client in its turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map
 
 from gradveil.client import Run, Wanted, finished
+from gradveil.client.local import Gradient
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import map_each, stack
-from gradveil.core.types import Params
+from gradveil.core.graphs import signature
 from gradveil.federated.case import SideBySide
+from gradveil.federated.lanes import Lanes
 
 T = TypeVar("T")
-Found = tuple[Params, Tensor]
-"""A gradient and the loss."""
-
-MOST_EXAMPLES = 8192
-"""At most so many examples of all clients in one batched call: more gain nothing and may not fit."""
+Together = Callable[[list[Wanted[Any]]], list[Any]]
 
 
 class Runner:
@@ -35,15 +34,16 @@ class Runner:
     def __init__(self, side_by_side: SideBySide, device: str) -> None:
         self.batched = side_by_side == "true" or (side_by_side == "auto" and device == "cuda")
         self._insists = side_by_side == "true"
+        self._together: Together = Lanes() if device == "cuda" else batched
 
     def __call__(self, runs: Iterable[Run[T]]) -> list[T | GradveilError]:
         return self._in_lockstep(list(runs)) if self.batched else [_outcome(run) for run in runs]
 
     def _in_lockstep(self, runs: list[Run[T]]) -> list[T | GradveilError]:
         results: dict[int, T | GradveilError] = {}
-        answers: dict[int, Found | None] = dict.fromkeys(range(len(runs)))
+        answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
         while answers:
-            wanted: dict[int, Wanted] = {}
+            wanted: dict[int, Wanted[Any]] = {}
             for place, answer in answers.items():
                 try:
                     wanted[place] = next(runs[place]) if answer is None else runs[place].send(answer)
@@ -51,50 +51,38 @@ class Runner:
                     results[place] = end.value
                 except GradveilError as error:
                     results[place] = error
-            answers = dict(self._gradients(wanted))
+            answers = dict(zip(wanted, self._found(list(wanted.values())), strict=True))
         return [results[place] for place in range(len(runs))]
 
-    def _gradients(self, wanted: dict[int, Wanted]) -> dict[int, Found]:
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for place, one in wanted.items():
-            alike.setdefault(tuple(one.inputs.shape), []).append(place)
-        found: dict[int, Found] = {}
-        for places in alike.values():
-            found |= dict(zip(places, self._of_group([wanted[place] for place in places]), strict=True))
-        return found
-
-    def _of_group(self, group: list[Wanted]) -> list[Found]:
-        if self.batched and len(group) > 1:
+    def _found(self, works: list[Wanted[Any]]) -> list[Any]:
+        if self.batched:
             try:
-                return batched_gradients(group)
-            except RuntimeError as error:  # an operation that vmap does not know, or too little memory
+                return self._together(works)
+            except RuntimeError as error:  # an operation that vmap or a graph does not know, or too little memory
                 if self._insists:
                     line = " ".join(str(error).split())[:200]
                     raise GradveilError(f"clients cannot go side by side: {line}; use side_by_side=false") from error
                 self.batched = False
-        return [one.gradient() for one in group]
+        return [work.alone() for work in works]
 
 
-def batched_gradients(group: list[Wanted]) -> list[Found]:
-    """The gradients of equally many examples at each client's own parameters, in one call."""
-    first = group[0]
-    own = {
-        name for one in group for name, buffer in one.model.buffers.items() if buffer is not first.model.buffers[name]
-    }
+def batched(works: list[Wanted[Any]]) -> list[Any]:
+    """Gradients on equally many examples, each at its client's own parameters, in one call of ``vmap``."""
+    alike: dict[Any, list[int]] = {}
+    for place, work in enumerate(works):
+        alike.setdefault((work.function, signature(tree_flatten(work.given)[0])), []).append(place)
+    found: dict[int, Any] = {}
+    for (function, _), places in alike.items():
+        if len(places) > 1 and isinstance(function, Gradient):
+            results = vmap(function)(tree_map(_stacked, *(works[place].given for place in places)))
+            found |= {place: tree_map(lambda tensor, i=row: tensor[i], results) for row, place in enumerate(places)}
+        else:
+            found |= {place: works[place].alone() for place in places}
+    return [found[place] for place in range(len(works))]
 
-    def single(params: Params, buffers: Params, inputs: Tensor, targets: Tensor) -> Found:
-        model = first.model.with_buffers(buffers)
-        found: Found = grad_and_value(lambda p: model.loss(first.loss, p, inputs, targets))(params)
-        return found
 
-    columns = stack([{"inputs": one.inputs, "targets": one.targets} for one in group])
-    gradients, values = vmap(single, chunk_size=max(1, MOST_EXAMPLES // len(first.inputs)))(
-        stack([one.params for one in group]),
-        stack([{name: one.model.buffers[name] for name in own} for one in group]),
-        columns["inputs"],
-        columns["targets"],
-    )
-    return [(map_each(lambda tensor, i=place: tensor[i], gradients), values[place]) for place in range(len(group))]
+def _stacked(*tensors: Tensor) -> Tensor:
+    return torch.stack(tensors)
 
 
 def _outcome(run: Run[T]) -> T | GradveilError:

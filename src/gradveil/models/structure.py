@@ -64,6 +64,9 @@ class Representation:
     def __init__(self, module: nn.Module, layer: str) -> None:
         self.layer = layer
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
+        for part in self._module.modules():
+            if isinstance(part, nn.BatchNorm2d) and part.track_running_stats and part.affine:
+                part.__class__ = _ScaleAndShift
 
     def __call__(self, inputs: Tensor, params: Params | None = None) -> Tensor:
         caught: list[Tensor] = []
@@ -77,6 +80,17 @@ class Representation:
         finally:
             handle.remove()
         return caught[-1].flatten(1)
+
+
+class _ScaleAndShift(nn.BatchNorm2d):
+    """Batch norm in eval mode as what it is: transforms take PyTorch's own apart into a dozen operations."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return torch.addcmul(shift[:, None, None], input, scale[:, None, None])
 
 
 def representation(module: nn.Module, like: Domain | Tensor) -> Representation:

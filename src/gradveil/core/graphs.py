@@ -1,0 +1,112 @@
+"""Work that a GPU repeats with tensors of the same shapes: its kernels are captured once and then replayed.
+
+A small kernel takes the host longer to start than the card to do. A CUDA graph starts all of them in one go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+T = TypeVar("T")
+
+
+class Graph(Generic[T]):
+    """A function of a tree of tensors on one GPU, captured for the shapes of ``like``.
+
+    It must not read anything else that changes: what it closes over is read where it lay at capture.
+    """
+
+    def __init__(self, function: Callable[[Any], T], like: Any) -> None:
+        self._function = function  # holds on to what it closes over: the graph reads that memory
+        tensors, self._spec = tree_flatten(like)
+        self._held = [tensor.detach().clone() for tensor in tensors]
+        held = tree_unflatten(self._held, self._spec)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # before capture, so that libraries have chosen their kernels and made their workspaces
+                function(held)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        # On a stream of its own: libraries keep a workspace per stream, and graphs may run beside each other.
+        with torch.cuda.graph(self._graph, stream=side):
+            self.result = function(held)  # overwritten by every replay
+
+    def load(self, given: Any) -> None:
+        """Copy in what the next replay works on."""
+        tensors, spec = tree_flatten(given)
+        if spec != self._spec:
+            raise ValueError("the tensors of a graph come under the names and in the order of its capture")
+        torch._foreach_copy_(self._held, tensors)
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def copied(self) -> T:
+        """The result of the last replay, in memory of its own."""
+        tensors, spec = tree_flatten(self.result)
+        found: T = tree_unflatten(list(torch._foreach_add(tensors, 0)), spec)
+        return found
+
+
+class Replayed(Generic[T]):
+    """A pure function of a tree of tensors. On a GPU, calls after the first with the same shapes replay a graph.
+
+    Where the function cannot be captured, or tensors lie on several devices, it is simply called.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function = function
+        self._asked: Counter[Hashable] = Counter()
+        self._graphs: dict[Hashable, Graph[T] | None] = {}
+
+    def __call__(self, given: Any) -> T:
+        tensors = tree_flatten(given)[0]
+        if not on_one_gpu(tensors):
+            return self._function(given)
+        shapes = signature(tensors)
+        self._asked[shapes] += 1
+        if self._asked[shapes] == 1:
+            return self._function(given)
+        if shapes not in self._graphs:
+            self._graphs[shapes] = capture_or_none(self._function, given)
+        graph = self._graphs[shapes]
+        if graph is None:
+            return self._function(given)
+        graph.load(given)
+        graph.replay()
+        return graph.copied()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Replayed[T]:
+        """A copy captures its own graphs."""
+        return Replayed(self._function)
+
+
+def capture_or_none(function: Callable[[Any], T], given: Any) -> Graph[T] | None:
+    """None where the function asks the card for a number, or does anything else that a graph cannot hold."""
+    try:
+        return Graph(function, given)
+    except RuntimeError:
+        return None
+
+
+def on_one_gpu(tensors: list[Tensor]) -> bool:
+    """Whether a graph of work on these tensors could be captured now."""
+    device = tensors[0].device
+    return (
+        device.type == "cuda"
+        and all(tensor.device == device for tensor in tensors)
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def signature(tensors: list[Tensor]) -> Hashable:
+    """What a graph is good for: shapes, types and the precision of products."""
+    precision = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    return precision, tuple((tensor.shape, tensor.dtype) for tensor in tensors)

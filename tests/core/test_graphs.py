@@ -1,0 +1,45 @@
+"""Captured work gives what the work itself gives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from gradveil.core.graphs import Graph, Replayed
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def roots(given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return given["a"].sum(), {name: tensor.abs().sqrt() for name, tensor in given.items()}
+
+
+def numbers(device: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(3, 4, generator=rng).to(device) for name in ("a", "b")}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_every_call_has_its_own_result(device: str) -> None:
+    replayed = Replayed(roots)
+    found = [replayed(numbers(device, seed)) for seed in range(5)]
+    for seed, result in enumerate(found):
+        torch.testing.assert_close(result, roots(numbers(device, seed)))
+    torch.testing.assert_close(copy.deepcopy(replayed)(numbers(device)), found[0])
+
+
+@GPU
+def test_what_asks_for_a_number_is_called_again_each_time() -> None:
+    replayed = Replayed(lambda given: given["a"] * float(given["b"].sum()))
+    for seed in range(4):
+        given = numbers("cuda", seed)
+        torch.testing.assert_close(replayed(given), given["a"] * given["b"].sum())
+
+
+@GPU
+def test_tensors_come_in_the_order_of_the_capture() -> None:
+    graph = Graph(roots, numbers("cuda"))
+    with pytest.raises(ValueError, match="order"):
+        graph.load(dict(reversed(numbers("cuda").items())))
