@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help install audit test test-all check format bench browser clean
+.PHONY: help install audit test test-all check format flower bench browser clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -21,13 +21,16 @@ test-all: $(VENV)/installed-tests browser  ## Run the tests, slow ones too
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/installed-tests  ## Lint, format check and type check
-	$(BIN)/ruff check src tests scripts
-	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/ruff check src tests scripts examples
+	$(BIN)/ruff format --check src tests scripts examples
 	$(BIN)/mypy
 
 format: $(VENV)/installed-tests  ## Format the code
-	$(BIN)/ruff format src tests scripts
-	$(BIN)/ruff check --fix src tests scripts
+	$(BIN)/ruff format src tests scripts examples
+	$(BIN)/ruff check --fix src tests scripts examples
+
+flower: $(VENV)/installed-flower  ## Train on Flower, on this machine; ARGS="--engine deployment --tls --auth"
+	$(BIN)/python scripts/flower_loopback.py $(ARGS)
 
 bench: install  ## Measure throughput against a plain eager loop, one JSON object a line
 	$(BIN)/gradveil bench throughput --model lenet:init=wide --problems 16
@@ -47,5 +50,9 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/installed-tests: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[test,check]'
+	$(PIP) --editable '.[test,check,flower]'
+	@touch $@ $(VENV)/installed $(VENV)/installed-flower
+
+$(VENV)/installed-flower: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[flower]'
 	@touch $@ $(VENV)/installed

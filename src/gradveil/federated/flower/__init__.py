@@ -1,0 +1,30 @@
+"""Federated training on Flower: apps that are ready to run, and mods that bring defenses to any ClientApp."""
+
+from gradveil.core.errors import NotAvailableError
+
+try:
+    from gradveil.federated.flower.client import client_app
+    from gradveil.federated.flower.grid import CheckedGrid
+    from gradveil.federated.flower.mods import checked, defended, inspected
+    from gradveil.federated.flower.server import server_app
+    from gradveil.federated.flower.settings import STRATEGIES, Settings, read_settings
+    from gradveil.federated.flower.tapping import Passed, recorded, tap
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "flwr":
+        raise
+    raise NotAvailableError("Flower is not installed: pip install 'gradveil[flower]'") from None
+
+__all__ = [
+    "STRATEGIES",
+    "CheckedGrid",
+    "Passed",
+    "Settings",
+    "checked",
+    "client_app",
+    "defended",
+    "inspected",
+    "read_settings",
+    "recorded",
+    "server_app",
+    "tap",
+]

@@ -1,0 +1,147 @@
+"""A grid that looks at replies before a strategy does: what cannot be used is dropped with a line that says why.
+
+Flower's strategies average what they get. One NaN spoils the model of everybody, and a single reply of another shape
+ends the run. So this stands between them and the network, and they stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from logging import INFO, WARNING
+
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from flwr.supercore.run import Run
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Params
+from gradveil.defenses import Log
+from gradveil.federated.flower.records import EXAMPLES, is_train, round_number, tensors_of
+from gradveil.federated.rounds import Round
+from gradveil.federated.server import complaint
+
+
+class CheckedGrid(Grid):
+    """Another grid with its replies checked. ``last`` is what came of the last round of training.
+
+    While fewer than ``fewest`` nodes are connected strategies wait; after ``patience`` seconds of that it is an error.
+    """
+
+    def __init__(self, grid: Grid, *, fewest: int = 1, patience: float = math.inf) -> None:
+        self._grid, self.fewest, self._patience = grid, fewest, patience
+        self._lonely_since: float | None = None
+        self.last: Round | None = None
+
+    def wait_for(self, nodes: int) -> None:
+        """Until so many are connected."""
+        self.fewest = nodes
+        while len(list(self.get_node_ids())) < nodes:
+            time.sleep(1)
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes, now = list(self._grid.get_node_ids()), time.monotonic()
+        if len(nodes) >= self.fewest:
+            self._lonely_since = None
+            return nodes
+        if self._lonely_since is None:
+            self._lonely_since = now
+            log(INFO, "%d nodes are connected; waiting for %d", len(nodes), self.fewest)
+        if now - self._lonely_since > self._patience:
+            raise GradveilError(
+                f"{len(nodes)} nodes are connected after {self._patience:.0f} s; {self.fewest} are needed"
+            )
+        return nodes
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        if not messages or not is_train(messages[0]):
+            return self._grid.send_and_receive(messages, timeout=timeout)
+        number, like, started = round_number(messages[0]), tensors_of(messages[0].content), time.perf_counter()
+        broadcast = _bytes(messages[0].content)
+        replies = list(self._grid.send_and_receive(messages, timeout=timeout))
+        usable, dropped, asked = [], {}, {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        for reply in replies:
+            node = asked.pop(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+            if (reason := unusable(reply, like)) is None:
+                usable.append(reply)
+            else:
+                dropped[node] = reason
+        dropped |= dict.fromkeys(asked.values(), "it did not come in time")
+        for node, reason in dropped.items():
+            log(WARNING, "round %d: the reply of node %d was dropped: %s", number, node, reason)
+        if not usable:
+            node, reason = next(iter(dropped.items()))
+            raise GradveilError(f"round {number}: no reply could be used; node {node}: {reason}")
+        self.last = Round(
+            number=number,
+            clients=sorted(_client(reply) for reply in usable),
+            dropped=dropped,
+            log=Log(),
+            seconds=time.perf_counter() - started,
+            bytes_down=broadcast * len(messages),
+            bytes_up=sum(_bytes(reply.content) for reply in usable),
+            side_by_side=False,
+        )
+        return _alike(usable)
+
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+
+def unusable(reply: Message, like: Params) -> str | None:
+    """Why a reply cannot be averaged with others, or None."""
+    if reply.has_error():
+        return " ".join(str(reply.error.reason).split())[:300]
+    metrics = list(reply.content.metric_records.values())
+    if len(metrics) != 1:
+        return f"it carries {len(metrics)} MetricRecords instead of one"
+    examples = metrics[0].get(EXAMPLES)
+    if not isinstance(examples, int | float) or not 0 < examples < math.inf:
+        return f"it names no {EXAMPLES} above 0"
+    try:
+        return complaint(tensors_of(reply.content), like)
+    except GradveilError as error:
+        return str(error)
+
+
+def _alike(replies: list[Message]) -> list[Message]:
+    """The replies with the metrics that all of them have: for any other, strategies refuse to average anything."""
+    records = [next(iter(reply.content.metric_records.items())) for reply in replies]
+    common = set.intersection(*(set(record) for _, record in records))
+    for reply, (name, record) in zip(replies, records, strict=True):
+        reply.content[name] = MetricRecord(
+            {key: value for key, value in record.items() if key in common and isinstance(value, int | float)}
+        )
+    return replies
+
+
+def _client(reply: Message) -> int:
+    """The number that a client gives itself, for the record; of another's ClientApp the node's."""
+    said = [record.get("client") for record in reply.content.config_records.values()]
+    return next((number for number in said if isinstance(number, int)), reply.metadata.src_node_id)
+
+
+def _bytes(content: RecordDict) -> int:
+    return sum(record.count_bytes() for record in content.array_records.values())

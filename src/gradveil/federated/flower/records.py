@@ -1,0 +1,83 @@
+"""Named tensors in Flower's messages, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Params
+from gradveil.federated.server import State, complaint
+
+ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+EXAMPLES = "num-examples"
+
+
+def packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord(dict(tensors))
+
+
+def tensors_of(content: RecordDict) -> Params:
+    """The tensors of the one ArrayRecord that a message carries."""
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise GradveilError(f"a message carries one ArrayRecord, and this one has {len(records)}")
+    return unpacked(records[0])
+
+
+def unpacked(record: ArrayRecord) -> Params:
+    """Tensors of their own: Flower keeps arrays serialised. What cannot be read is said in one line."""
+    try:
+        return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    except (TypeError, ValueError, EOFError, MemoryError) as error:
+        raise GradveilError(f"its arrays cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def state_of(content: RecordDict | ArrayRecord, like: State) -> State:
+    """What a server sent, as it fits the model agreed on."""
+    found = unpacked(content) if isinstance(content, ArrayRecord) else tensors_of(content)
+    expected = like.params | like.buffers
+    if (reason := complaint(found, expected)) is not None:
+        raise GradveilError(f"the broadcast cannot be used: {reason}")
+    fitting = {name: _as_type(found[name], tensor) for name, tensor in expected.items()}
+    return State({name: fitting[name] for name in like.params}, {name: fitting[name] for name in like.buffers})
+
+
+def _as_type(tensor: Tensor, like: Tensor) -> Tensor:
+    """Counters come back from an average as floats."""
+    return (tensor if like.is_floating_point() else tensor.round()).to(like)
+
+
+def reply_to(message: Message, tensors: Mapping[str, Tensor], *, examples: int, client: int) -> Message:
+    """What a client answers: its parameters, and how many examples are behind them."""
+    content = RecordDict(
+        {
+            ARRAYS: packed(tensors),
+            METRICS: MetricRecord({EXAMPLES: examples}),
+            CONFIG: ConfigRecord({"client": client}),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+def round_number(message: Message) -> int:
+    """The round that a message is of, as Flower's strategies write it."""
+    for record in message.content.config_records.values():
+        if isinstance(number := record.get("server-round"), int):
+            return number
+    raise GradveilError("the message names no 'server-round', which Flower's strategies put into its config")
+
+
+def is_train(message: Message) -> bool:
+    return message.metadata.message_type.partition(".")[0] == "train"
+
+
+def place_of(context: Context) -> int:
+    """Which share a node holds: the simulation says so, and elsewhere whoever starts the node."""
+    place = context.node_config.get("partition-id")
+    if type(place) is not int or place < 0:
+        raise GradveilError('this node does not say which share it holds: start it with --node-config "partition-id=0"')
+    return place

@@ -1,0 +1,103 @@
+"""The tap as a mod: what really leaves a node, in files as ``gradveil attack`` reads them.
+
+It stands first in the list of mods, outside of everything that may still change the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import nn
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import scaled, subtract
+from gradveil.core.types import Domain, Params, Recipe
+from gradveil.defenses import DEFENSES
+from gradveil.federated.flower.mods import of_training, replied
+from gradveil.federated.flower.records import EXAMPLES, place_of, round_number
+from gradveil.threat import Knowledge, Observation, save_observations, threat_model
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One exchange as it passed the line: parameters in, parameters out."""
+
+    round_number: int
+    client: int
+    sent: Params
+    local: Params
+    examples: int | None
+    """How many are behind it, where the reply says so."""
+
+    def update(self, recipe: Recipe) -> Params:
+        """The reply in the terms of a recipe: the difference or, of a single step, its gradient."""
+        change = subtract(self.local, self.sent)
+        return scaled(change, -1 / recipe.lr) if recipe.sends == "gradient" else change
+
+
+def tap(on_exchange: Callable[[Passed], None]) -> Mod:
+    """Show every exchange of training to ``on_exchange``; errors carry no parameters and are not shown."""
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        number, client = round_number(message), place_of(context)
+        reply, sent, local = replied(message, context, call_next)
+        if local is not None:
+            said = [record.get(EXAMPLES) for record in reply.content.metric_records.values()]
+            examples = next((count for count in said if isinstance(count, int)), None)
+            on_exchange(Passed(number, client, sent, local, examples))
+        return reply
+
+    return of_training(mod)
+
+
+def recorded(
+    folder: Path,
+    *,
+    module: nn.Module,
+    model: str,
+    domain: Domain,
+    recipe: Recipe,
+    defense: str = "none",
+    threat: str = "C",
+) -> Callable[[Passed], None]:
+    """Writes each exchange into a file of its own, as this threat model's adversary has it.
+
+    ``model`` is the spec of ``module``, or the import path that builds it. ``defense`` is what the client uses, by
+    whatever means. The adversary gets the number of examples if it may know it, and never labels or statistics: these
+    a mod does not see.
+    """
+    adversary = threat_model(threat)
+    hidden = adversary.knows & {Knowledge.LABELS, Knowledge.STATISTICS}
+    if hidden:
+        raise GradveilError(f"threat {adversary.name} knows {', '.join(sorted(hidden))}, which a mod does not see")
+    shapes, known = {name: p.shape for name, p in module.named_parameters()}, module.state_dict().keys()
+    spelled, reshaped = DEFENSES.canonical(defense), DEFENSES.reshaping(defense)
+
+    def save(one: Passed) -> None:
+        if wrong := {n for n in shapes if n not in one.sent or one.sent[n].shape != shapes[n]} | (
+            one.sent.keys() - known
+        ):
+            raise GradveilError(f"the tap was told of another model: {min(wrong)!r} is not as in the message")
+        module.load_state_dict({n: t for n, t in one.sent.items() if n not in shapes}, strict=False)
+        update = one.update(recipe)
+        seen = Observation(
+            module=module,
+            model=model,
+            domain=domain,
+            threat=adversary.name,
+            sent={name: one.sent[name] for name in shapes},
+            reply={name: update[name] for name in shapes},
+            kind=recipe.sends,
+            batch_size=one.examples if Knowledge.BATCH_SIZE in adversary.knows else None,
+            recipe=recipe if Knowledge.RECIPE in adversary.knows else None,
+            defense=spelled if Knowledge.DEFENSE in adversary.knows else None,
+            reshaped=reshaped,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        save_observations(folder / f"round-{one.round_number:04d}-client-{one.client:04d}.safetensors", [seen])
+
+    return save

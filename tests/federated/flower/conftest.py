@@ -1,0 +1,7 @@
+"""Flower sends nothing home from a test."""
+
+from __future__ import annotations
+
+import os
+
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
