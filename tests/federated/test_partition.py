@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gradveil.core.errors import GradveilError
 from gradveil.federated import PARTITIONS, partition
 
-SPECS = ["iid", "dirichlet:alpha=0.05", "dirichlet", "shards:each=1", "shards"]
+SPECS = ["iid", "dirichlet:alpha=0.05", "dirichlet", "dirichlet:alpha=0.1,equal=true", "shards:each=1", "shards"]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -27,6 +27,13 @@ def test_every_example_goes_to_exactly_one_client(spec: str, labels: list[int], 
 
 def test_every_scheme_is_covered() -> None:
     assert {spec.partition(":")[0] for spec in SPECS} == set(PARTITIONS)
+
+
+def test_equal_shares_are_equal_and_still_skewed() -> None:
+    labels = torch.arange(1000) % 10
+    shares = partition("dirichlet:alpha=0.1,equal=true", labels, clients=20, seed=0)
+    assert {len(share) for share in shares} == {50}
+    assert sum(int(torch.bincount(labels[share]).max()) > 15 for share in shares) > 15  # 5 of each would be even
 
 
 def test_shards_hold_few_labels_and_iid_all() -> None:

@@ -170,3 +170,14 @@ def test_the_settings_in_the_docs_are_the_real_ones() -> None:
 def test_the_shipped_case_is_one() -> None:
     case = make_training(read_case(Path(__file__).parents[2] / "cases" / "federated.yaml"))
     assert (case.algorithm, case.clients, case.momentum) == ("fedavg", 10, 0.9)
+
+
+def test_few_examples_are_dealt_out_and_the_test_set_stays() -> None:
+    few, tested = data_of(Training(data="mnist-samples", examples=30))
+    everything, same = data_of(Training(data="mnist-samples"))
+    assert (len(few), len(everything)) == (30, 80)
+    assert torch.equal(tested.labels, same.labels)
+    again, _ = data_of(Training(data="mnist-samples", examples=30))
+    assert torch.equal(few.batch(range(30)).inputs, again.batch(range(30)).inputs)
+    with pytest.raises(GradveilError, match="81 examples are more than the 80"):
+        data_of(Training(data="mnist-samples", examples=81))

@@ -116,7 +116,7 @@ def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
     """One backward pass for each entry of the representation, with gradients in the parameters, as in the release."""
     gradient, step = _step(module, batch, device)
     prepared = defense.prepared(replace(step, number=0))
-    whole = _ms(lambda: prepared.on_gradient(gradient, step), device, max(1, repeats // 2))
+    whole = _ms(lambda: prepared.on_gradient(gradient, step), device, repeats)
     watched, inputs = copy.deepcopy(module), batch.inputs.clone().requires_grad_()
     caught: list[Tensor] = []
     layer = watched.get_submodule(classifier(watched, inputs))
@@ -131,7 +131,7 @@ def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
             inputs.grad = None
             torch.autograd.backward(caught[0][:, i].sum(), retain_graph=True)
 
-    slow = _ms(backward_each, device, max(1, repeats // 2)) * entries / some
+    slow = _ms(backward_each, device, repeats) * entries / some
     return _times(whole, slow, "backward_per_entry_ms")
 
 

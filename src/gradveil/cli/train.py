@@ -28,6 +28,7 @@ def train(
     data: Annotated[str | None, typer.Option(help="What the clients share, such as mnist or cifar10.")] = None,
     test: Annotated[str | None, typer.Option(help="Data to evaluate on; by itself the test split, or a fifth.")] = None,
     model: Annotated[str | None, typer.Option(help="Model, such as resnet18, or pkg.module:factory.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Examples dealt out to the clients; by itself all.")] = None,
     partition: Annotated[str | None, typer.Option(help="iid, dirichlet:alpha=0.5 or shards:each=2.")] = None,
     clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
     per_round: Annotated[int | None, typer.Option(help="How many take part in a round; by itself all.")] = None,
@@ -68,7 +69,8 @@ def train(
     if resume and out is None:
         raise GradveilError("--resume needs the folder to go on with: add --out DIR")
     said = {
-        "data": data, "test": test, "model": model, "partition": partition, "clients": clients, "per_round": per_round,
+        "data": data, "test": test, "examples": examples, "model": model, "partition": partition, "clients": clients,
+        "per_round": per_round,
         "rounds": rounds, "algorithm": algorithm, "lr": lr, "epochs": epochs, "batch_size": batch_size,
         "momentum": momentum, "weight_decay": weight_decay, "train_mode": train_mode, "server_lr": server_lr,
         "server_momentum": server_momentum, "defense": defense, "tap": tap or None, "threat": threat,

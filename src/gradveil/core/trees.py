@@ -53,10 +53,12 @@ def stack(trees: Sequence[Params]) -> Params:
 
 
 def all_finite(tree: Params) -> bool:
-    if not tree:
+    numbers = [tensor for tensor in tree.values() if tensor.is_floating_point() and tensor.numel()]
+    if not numbers:
         return True
-    flags = [torch.isfinite(tensor).all() for tensor in tree.values()]
-    return bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())  # one question to the card
+    largest = torch._foreach_norm(numbers, float("inf"))  # NaN and infinity pass through
+    together = torch.stack([norm.to(largest[0].device, torch.float64) for norm in largest])
+    return bool(together.isfinite().all())  # one question to the card
 
 
 def gaussian_like(tree: Params, rng: torch.Generator) -> Params:

@@ -23,18 +23,27 @@ def iid(labels: Tensor, clients: int, rng: torch.Generator) -> list[Tensor]:
     return [share.sort().values for share in order.tensor_split(clients)]
 
 
-def dirichlet(labels: Tensor, clients: int, rng: torch.Generator, *, alpha: float, minimum: int = 1) -> list[Tensor]:
+def dirichlet(
+    labels: Tensor, clients: int, rng: torch.Generator, *, alpha: float, minimum: int = 1, equal: bool = False
+) -> list[Tensor]:
     """Each class is spread over the clients in proportions drawn from Dirichlet(alpha); small alpha is strong skew.
 
     The scheme of Hsu, Qi and Brown 2019. A client left with fewer than ``minimum`` examples is topped up at random from
-    the client that then has most, so that strong skew ends too.
+    the client that then has most, so that strong skew ends too. With ``equal``, proportions are drawn for the clients
+    instead and fitted to shares of one size, to within one example.
     """
     if not alpha > 0:
         raise GradveilError(f"alpha must be above 0, not {alpha}")
     _require(len(labels), clients, each=minimum)
     order = torch.randperm(len(labels), generator=rng)
-    owner = _proportional_owners(labels[order].long(), clients, rng, alpha)
-    return _by_owner(order, _topped_up(owner, clients, minimum), clients)
+    shuffled = labels[order].long()
+    counts = torch.bincount(shuffled)
+    if equal:
+        proportions = _fitted(_dirichlet_rows(clients, len(counts), rng, alpha).T, counts)
+        minimum = len(labels) // clients
+    else:
+        proportions = _dirichlet_rows(len(counts), clients, rng, alpha)
+    return _by_owner(order, _topped_up(_proportional_owners(shuffled, proportions), clients, minimum), clients)
 
 
 def shards(labels: Tensor, clients: int, rng: torch.Generator, *, per_client: int = 2) -> list[Tensor]:
@@ -49,21 +58,31 @@ def shards(labels: Tensor, clients: int, rng: torch.Generator, *, per_client: in
     return [torch.cat([pieces[i] for i in hand]).sort().values for hand in dealt.tolist()]
 
 
-def _proportional_owners(labels: Tensor, clients: int, rng: torch.Generator, alpha: float) -> Tensor:
-    """The client of each example [n], given shuffled labels.
+def _fitted(proportions: Tensor, counts: Tensor) -> Tensor:
+    """Proportions [classes, clients] scaled until a class has its count and all clients the same (Sinkhorn)."""
+    table = proportions.clamp(min=1e-9)
+    for _ in range(200):
+        table = table / table.sum(0) * (counts.sum() / table.shape[1])
+        table = table / table.sum(1, keepdim=True) * counts[:, None]
+    return table
+
+
+def _proportional_owners(labels: Tensor, proportions: Tensor) -> Tensor:
+    """The client of each example [n], given shuffled labels and how each class is spread, [classes, clients].
 
     An example's rank within its class, as a fraction in (0, 1), falls between two cumulative proportions of the class.
     One search serves all classes: class k asks at k + fraction in a table where its row is raised by k.
     """
     counts = torch.bincount(labels)
-    cumulative = _dirichlet_rows(len(counts), clients, rng, alpha).cumsum(1)
+    cumulative = proportions.cumsum(1)
     table = (cumulative / cumulative[:, -1:] + torch.arange(len(counts))[:, None]).flatten()
     grouped = labels.argsort(stable=True)
     starts = counts.cumsum(0) - counts
     rank = torch.empty_like(labels)
     rank[grouped] = torch.arange(len(labels)) - starts[labels[grouped]]
     fraction = (rank + 0.5).double() / counts[labels]
-    return torch.searchsorted(table, labels + fraction) - labels * clients
+    owner = torch.searchsorted(table, labels + fraction) - labels * proportions.shape[1]
+    return owner.clamp(max=proportions.shape[1] - 1)
 
 
 def _dirichlet_rows(rows: int, columns: int, rng: torch.Generator, alpha: float) -> Tensor:

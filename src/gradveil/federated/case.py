@@ -20,7 +20,7 @@ SideBySide = Literal["auto", "true", "false"]
 Device = Literal["cpu", "cuda"]
 
 _WHOLE = {"clients": 1, "rounds": 1, "epochs": 1, "evaluate_every": 1, "checkpoint_every": 1, "seed": 0}
-_WHOLE_OR_NONE = {"per_round": 1, "batch_size": 1}
+_WHOLE_OR_NONE = {"per_round": 1, "batch_size": 1, "examples": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class Training:
     data: str = "mnist"
     test: str | None = None
     """What is evaluated on; None: the test split of the data or, where it has none, a fifth held out."""
+    examples: int | None = None
+    """How many examples, drawn at random, are dealt out to the clients; None: all."""
     model: str = "mlp:normalize=true"
     partition: str = "iid"
     clients: int = 10

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 from gradveil.client import Wanted
-from gradveil.core.graphs import Graph, on_one_gpu, signature
+from gradveil.core.graphs import Graph, leaves, on_one_gpu, rebuilt, signature
 
 WORTH_CAPTURE = 2
 """Work of a shape asked for so often before is captured: it takes as long as a few calls."""
@@ -53,7 +52,7 @@ class Lanes:
         taken: Counter[Hashable] = Counter()
         lanes: list[Graph[Any] | None] = []
         for work in works:
-            tensors = tree_flatten(work.given)[0]
+            tensors = leaves(work.given)
             kind = (work.function, signature(tensors))
             graphs = self._graphs[kind]
             self._asked[kind] += 1
@@ -80,9 +79,8 @@ class _ChannelsLast:
         self._function = function
 
     def __call__(self, given: Any) -> Any:
-        found = self._function(tree_map(lambda x: _laid_out(x, torch.channels_last), given))
-        return tree_map(lambda x: _laid_out(x, torch.contiguous_format), found)
+        return _laid_out(self._function(_laid_out(given, torch.channels_last)), torch.contiguous_format)
 
 
-def _laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
-    return tensor.contiguous(memory_format=layout) if tensor.dim() == 4 else tensor
+def _laid_out(tree: Any, layout: torch.memory_format) -> Any:
+    return rebuilt(tree, (x.contiguous(memory_format=layout) if x.dim() == 4 else x for x in leaves(tree)))

@@ -35,11 +35,14 @@ def iid() -> Scheme:
 
 
 @PARTITIONS.register("dirichlet")
-def dirichlet(*, alpha: float = 0.5) -> Scheme:
-    """Each class spread in proportions drawn from Dirichlet(alpha) (Hsu et al. 2019); small alpha is strong skew."""
+def dirichlet(*, alpha: float = 0.5, equal: bool = False) -> Scheme:
+    """Each class spread in proportions drawn from Dirichlet(alpha) (Hsu et al. 2019); small alpha is strong skew.
+
+    With ``equal``, all clients have as many examples.
+    """
     if not alpha > 0:
         raise GradveilError(f"partition dirichlet: alpha is above 0, not {alpha}")
-    return partial(deals.dirichlet, alpha=alpha)
+    return partial(deals.dirichlet, alpha=alpha, equal=equal)
 
 
 @PARTITIONS.register("shards")

@@ -76,6 +76,16 @@ def run_training(
 
 def data_of(case: Training, progress: Progress = SILENT) -> tuple[ImageSet, ImageSet]:
     """What the clients share, and what the global model is evaluated on: never the same examples."""
+    train, test = _train_and_test(case, progress)
+    if case.examples is None:
+        return train, test
+    if case.examples > len(train):
+        raise GradveilError(f"{case.examples} examples are more than the {len(train)} of {case.data}")
+    drawn = torch.randperm(len(train), generator=generator(case.seed, "federated", "examples"))[: case.examples]
+    return train.subset(drawn.sort().values), test
+
+
+def _train_and_test(case: Training, progress: Progress) -> tuple[ImageSet, ImageSet]:
     train, name = load(case.data, progress=progress), split_spec(case.data)[0]
     test = case.test
     if test is None and "split" in DATASETS.options(name) and DATASETS.parse(case.data)[1].get("split") != "test":

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map
 
 from gradveil.client import Run, Wanted, finished
 from gradveil.client.local import Gradient
 from gradveil.core.errors import GradveilError
-from gradveil.core.graphs import signature
+from gradveil.core.graphs import leaves, rebuilt, signature
 from gradveil.federated.case import SideBySide
 from gradveil.federated.lanes import Lanes
 
@@ -70,19 +68,17 @@ def batched(works: list[Wanted[Any]]) -> list[Any]:
     """Gradients on equally many examples, each at its client's own parameters, in one call of ``vmap``."""
     alike: dict[Any, list[int]] = {}
     for place, work in enumerate(works):
-        alike.setdefault((work.function, signature(tree_flatten(work.given)[0])), []).append(place)
+        alike.setdefault((work.function, signature(leaves(work.given))), []).append(place)
     found: dict[int, Any] = {}
     for (function, _), places in alike.items():
         if len(places) > 1 and isinstance(function, Gradient):
-            results = vmap(function)(tree_map(_stacked, *(works[place].given for place in places)))
-            found |= {place: tree_map(lambda tensor, i=row: tensor[i], results) for row, place in enumerate(places)}
+            columns = zip(*(leaves(works[place].given) for place in places), strict=True)
+            results = vmap(function)(rebuilt(works[places[0]].given, map(torch.stack, columns)))
+            rows = zip(*(tensor.unbind() for tensor in leaves(results)), strict=True)
+            found |= {place: rebuilt(results, iter(row)) for place, row in zip(places, rows, strict=True)}
         else:
             found |= {place: works[place].alone() for place in places}
     return [found[place] for place in range(len(works))]
-
-
-def _stacked(*tensors: Tensor) -> Tensor:
-    return torch.stack(tensors)
 
 
 def _outcome(run: Run[T]) -> T | GradveilError:
