@@ -28,8 +28,9 @@ def observed(
     seed: int = 0,
 ) -> list[Observation]:
     """What the adversary sees when a client of this kind replies for each batch."""
-    module = models.build(model, SAMPLES.domain, seed=seed)
-    client = Client(module, recipe=recipe, defense=DEFENSES.build(defense))
+    guard = DEFENSES.build(defense)
+    module = guard.on_model(models.build(model, SAMPLES.domain, seed=seed))
+    client = Client(module, recipe=recipe, defense=guard)
     sent = client.model.params
     return [
         observe(
@@ -42,6 +43,7 @@ def observed(
             recipe=recipe,
             defense=defense,
             threat=threat_model(threat),
+            candidates=SAMPLES,
         )
         for i, batch in enumerate(batches)
     ]

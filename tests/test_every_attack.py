@@ -69,10 +69,12 @@ def test_attack(name: str, model: str, size: int) -> None:
 def test_train_mode_batch_norm_and_fedavg(name: str) -> None:
     attack, batches = ATTACKS.build(name, TINY), private_batches(1, 2)
     recipe = Recipe(sends="delta", epochs=2, batch_size=1, lr=0.01, train_mode=False)
-    (found,) = attack(seen_by(attack, batches, model="lenet:init=wide", recipe=recipe), seeds=[0])
+    threat = "H" if attack.crafts else "E"
+    (found,) = attack(seen_by(attack, batches, model="lenet:init=wide", recipe=recipe, threat=threat), seeds=[0])
     assert found.objective <= found.trace[0]
     attack = ATTACKS.build(name, Budget(1, 2))
-    (found,) = attack(seen_by(attack, batches, model="convnet:width=4", recipe=Recipe(train_mode=True)), seeds=[0])
+    seen = seen_by(attack, batches, model="convnet:width=4", recipe=Recipe(train_mode=True), threat=threat)
+    (found,) = attack(seen, seeds=[0])
     assert found.objective <= found.trace[0]
 
 
@@ -99,7 +101,7 @@ def test_the_prior_alone_does_not_use_the_update(name: str) -> None:
     if alone is None:
         pytest.skip(f"{name} has no search to run without the update")
     batches = private_batches(2)
-    (one,) = alone(observed(batches[:1]), seeds=[1])
-    (other,) = alone(observed(batches[1:]), seeds=[1])
+    (one,) = alone(observed(batches[:1], threat="E"), seeds=[1])
+    (other,) = alone(observed(batches[1:], threat="E"), seeds=[1])
     assert torch.equal(one.inputs, other.inputs)
     assert torch.equal(one.labels, other.labels)

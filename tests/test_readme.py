@@ -183,7 +183,7 @@ def test_the_defenses_are_the_real_ones() -> None:
     assert {re.sub(r"\[(.+)\].*", r"\1", row[0]) for row in table("docs/defenses/README.md", "name")} == set(DEFENSES)
 
 
-@pytest.mark.parametrize("name", ["fishing", "ggl", "gias", "gifd", "ig", "imprint", "trap"])
+@pytest.mark.parametrize("name", ["fingerprint", "fishing", "ggl", "gias", "gifd", "identify", "ig", "imprint", "trap"])
 def test_options_of_attacks_are_the_real_ones(name: str) -> None:
     assert options(f"docs/attacks/{name}.md") == defaults(ATTACKS, name)
 

@@ -54,6 +54,28 @@ def test_a_case_file_and_options_over_it(capsys: pytest.CaptureFixture[str]) -> 
     assert Path("b/000.png").exists()
 
 
+def test_what_a_tap_saved_is_audited(capsys: pytest.CaptureFixture[str]) -> None:
+    sgd = [*TINY, "--algorithm", "fedsgd", "--batch-size", "1", "--rounds", "2", "--tap", "0@1", "--tap", "0@2"]
+    gradveil("train", *sgd, "--out", "tapped")
+    gradveil("audit", "--observations", "tapped", "--attack", "analytic", "--gallery", "10", "--out", "a")
+    said = capsys.readouterr().out
+    assert re.search(r"tapped +none +analytic +round 2 .* 100% ", said)
+    assert "In round 1 without a defense, the private image was picked out of 10" in said
+    assert Path("a/report.html").exists()
+    gradveil("score", "a", "--metric", "identified")
+    assert re.search(r"tapped\s+round 2\s+none\s+analytic\s+1.0", capsys.readouterr().out)
+    Path("case.yaml").write_text("observations: [tapped]\nattacks: [analytic]\ngallery: 10\ndevice: cpu\n")
+    gradveil("audit", "case.yaml", "--out", "a", "--resume", "--json")
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
+    with pytest.raises(GradveilError, match="saved exchanges fix --data"):
+        gradveil("audit", "--observations", "tapped", "--data", "mnist")
+    Path("tapped/taps/round-0002-client-0000.truth.safetensors").unlink()
+    Path("tapped/taps/round-0001-client-0000.truth.safetensors").unlink()
+    with pytest.raises(GradveilError, match="identified was not measured"):
+        gradveil("audit", "--observations", "tapped", "--attack", "analytic", "--fail-above", "identified=0.1")
+    assert "there is no truth beside the exchange" in capsys.readouterr().out
+
+
 def test_trainings_on_one_page() -> None:
     for name, lr in (("slow", "0.01"), ("fast<b>", "0.1")):
         gradveil("train", *TINY, "--rounds", "2", "--lr", lr, "--out", name)

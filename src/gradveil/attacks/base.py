@@ -55,6 +55,10 @@ class Reconstruction:
     """Iterations times restarts that this reconstruction took."""
     strategy: str = ""
     """How the engine ran it."""
+    candidates: str = ""
+    """The name of the data set that was chosen from, where the attack chose."""
+    scores: Tensor | None = None
+    """[m]: how badly each of those candidates explains the update, in the order of the data set; lower is better."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,11 @@ class Attack(ABC):
         return False
 
     @property
+    def across_broadcasts(self) -> bool:
+        """Whether ``run`` takes replies to different broadcasts of one architecture, such as of several rounds."""
+        return False
+
+    @property
     def crafts(self) -> bool:
         """Whether the attack needs a broadcast of its own making: then ``craft`` says what clients are sent."""
         return Knowledge.CRAFT in self.requires
@@ -112,7 +121,7 @@ class Attack(ABC):
         if len(seen) != len(seeds):
             raise GradveilError(f"{len(seen)} observations need as many seeds, not {len(seeds)}")
         found: dict[int, Reconstruction] = {}
-        for members in _same_broadcast(seen, by_defense=self.by_defense):
+        for members in _alike(seen, by_defense=self.by_defense, across_broadcasts=self.across_broadcasts):
             group = self.run([seen[i] for i in members], seeds=[seeds[i] for i in members], progress=progress)
             found.update(zip(members, group, strict=True))
         for i, one in enumerate(seen):
@@ -121,7 +130,7 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> Sequence[Reconstruction]:
-        """Attack observations that share the model and the broadcast."""
+        """Attack observations that share the model and, unless it goes across them, the broadcast."""
 
     def prior_only(self) -> Attack | None:
         """The same search without the update: what chance looks like for this attack. None where it makes no sense."""
@@ -131,12 +140,12 @@ class Attack(ABC):
 ATTACKS: Registry[Attack] = Registry("attack")
 
 
-def _same_broadcast(seen: Sequence[Observation], *, by_defense: bool) -> list[list[int]]:
-    """Positions of observations that can be attacked together: the same broadcast and the same private shapes."""
+def _alike(seen: Sequence[Observation], *, by_defense: bool, across_broadcasts: bool) -> list[list[int]]:
+    """Positions of observations that can be attacked together: the same model and the same private shapes."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, one in enumerate(seen):
-        known = one.defense if by_defense else None
-        key = (id(one.sent), id(one.module), one.kind, one.batch_size, one.recipe, known)
+        known, sent = one.defense if by_defense else None, None if across_broadcasts else id(one.sent)
+        key = (sent, id(one.module), one.kind, one.batch_size, one.recipe, known)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 

@@ -14,7 +14,7 @@ from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.explain import Explanation
 from gradveil.attacks.latent import CodeCost, Codes, Features, OwnWeights, fitting
 from gradveil.attacks.matching import Matching, Outcome, Phase
-from gradveil.attacks.objectives import Cosine, Objective, Squared
+from gradveil.attacks.objectives import Cosine, Marks, Objective, Squared
 from gradveil.attacks.population import Evolution, PopulationSearch
 from gradveil.attacks.priors import Prior
 from gradveil.attacks.regularisers import energy, total_variation
@@ -24,8 +24,8 @@ from gradveil.core.errors import GradveilError
 from gradveil.generators import Generator, build
 from gradveil.threat.observation import Observation
 
-Distance = Literal["squared", "cosine"]
-_OBJECTIVES: dict[str, Objective] = {"squared": Squared(), "cosine": Cosine()}
+Distance = Literal["squared", "cosine", "marks"]
+_OBJECTIVES: dict[str, Objective] = {"squared": Squared(), "cosine": Cosine(), "marks": Marks()}
 _SHIPPED = {(3, 32, 32): "cifar10", (1, 28, 28): "mnist"}
 """The generator that ``auto`` takes for inputs of a shape."""
 

@@ -122,6 +122,10 @@ class Matching(Attack):
         return self.draws > 0
 
     @property
+    def across_broadcasts(self) -> bool:
+        return self.draws == 0 and self.statistics == 0
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         return (Phase(search=self.search, prior=self.prior, regularisers=self.regularisers), *self.later)
 
@@ -201,11 +205,13 @@ class Matching(Attack):
             rngs = [generator(seed, "labels") for seed in seeds]
             drawn = [torch.randint(one.domain.classes, (size,), generator=rng) for rng in rngs]
             return {"labels": torch.stack(drawn).to(device).repeat_interleave(self.restarts, dim=0)}
-        labels = infer_labels(seen, size).repeat_interleave(self.restarts, dim=0)
+        labels = _inferred(seen, size).repeat_interleave(self.restarts, dim=0)
         if one.recipe is not None and len(list(mini_batches(size, one.recipe))) > one.recipe.epochs:
             orders = [_order(size, generator(seed, "order", r), r) for seed in seeds for r in range(self.restarts)]
             labels = labels.gather(1, torch.stack(orders).to(device))
         given: Given = {"reply": stack([one.reply for one in seen])}
+        if any(other.sent is not one.sent for other in seen):
+            given["sent"] = stack([other.sent for other in seen])
         if self.aware:
             given |= estimated(seen)
         if self.statistics and one.statistics is not None:
@@ -239,6 +245,7 @@ class Matching(Attack):
             penalty=penalty,
             distance=self._distance(one, self.objective),
             mixed=self.explanation == "surrogate",
+            own_broadcasts="sent" in given,
         )
         singles = problem.values() if valued else problem.singles()
         plain = ways_of(singles, None)
@@ -328,6 +335,16 @@ def _better(before: _Pictures | None, after: _Pictures) -> _Pictures:
         trace=torch.cat([before.trace, after.trace]),
         strategy=f"{before.strategy}; {after.strategy}",
     )
+
+
+def _inferred(seen: Sequence[Observation], size: int) -> Tensor:
+    """The labels behind each reply, [N, size]: read broadcast by broadcast, for each is asked what it predicts."""
+    members: dict[int, list[int]] = {}
+    for i, one in enumerate(seen):
+        members.setdefault(id(one.sent), []).append(i)
+    found = torch.cat([infer_labels([seen[i] for i in same], size) for same in members.values()])
+    order = torch.tensor([i for same in members.values() for i in same], device=found.device)
+    return found[order.argsort()]
 
 
 def _read(_unknowns: Params, given: Given) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value, vmap
 
 from gradveil.core.trees import dot, map_each, subtract
 from gradveil.core.types import Params
@@ -55,6 +56,26 @@ class Squared:
     def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
         difference, whole = subtract(updates, observed), _squares(observed) + _TINY
         return map_each(lambda x: _like(2 / whole, x) * x, difference), _squares(difference) / whole
+
+
+class Marks:
+    """What CENSOR leaves of the gradient in an update at right angles to it, mean over tensors.
+
+    The squared difference of the logs of the two norms, and the squared part of the observed tensor along the
+    candidate's, in units of what a random direction has there: near the private example both shrink with the square of
+    the gradient's error.
+    """
+
+    def __call__(self, update: Params, observed: Params) -> Tensor:
+        pairs = [(tensor.flatten(), observed[name].flatten()) for name, tensor in update.items()]
+        own, seen = (torch.stack([pair[i].square().sum() for pair in pairs]) + _TINY for i in (0, 1))
+        products = torch.stack([torch.dot(*pair) for pair in pairs])
+        sizes = torch.tensor([pair[0].numel() for pair in pairs], device=own.device)
+        return ((own / seen).log().square() / 4 + sizes * products.square() / (own * seen)).mean()
+
+    def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
+        found: tuple[Params, Tensor] = vmap(grad_and_value(self))(updates, observed)
+        return found
 
 
 def _dots(a: Params, b: Params) -> Tensor:

@@ -38,6 +38,8 @@ class Problem:
     """How far a candidate's update is, where the plain objective does not say it; from (update, given)."""
     mixed: bool = False
     """Take the gradient between the first and the last parameters, as far along as the unknown ``mix`` says."""
+    own_broadcasts: bool = False
+    """Each problem starts from parameters of its own, which are given as ``sent``."""
 
     @property
     def recipe(self) -> Recipe:
@@ -50,10 +52,11 @@ class Problem:
 
     def value(self) -> Callable[[Params, Given], Tensor]:
         """The objective of one problem: run the local step on the candidate, and compare the updates."""
-        model, sent = Functional(self.seen.module, train_mode=self.recipe.train_mode), self.seen.sent
+        model = Functional(self.seen.module, train_mode=self.recipe.train_mode)
 
         def value(unknowns: Params, given: Given) -> Tensor:
             inputs, targets = self.prior.decode(unknowns, given), self.targets(unknowns, given)
+            sent = self._sent(given)
             start = between(sent, given["reply"], self.recipe.lr, unknowns["mix"]) if self.mixed else sent
             update = local_update(model, self.loss, start, inputs, targets, self.recipe)
             return self.away(update, given) + self.penalty(unknowns, given)
@@ -68,7 +71,7 @@ class Problem:
     def singles(self) -> dict[str, Single]:
         """Equal ways to derive one problem, by name. Forward over reverse needs that the update is one gradient."""
         model = Functional(self.seen.module, train_mode=self.recipe.train_mode)
-        sent, value = self.seen.sent, self.value()
+        value = self.value()
 
         def reverse(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
             gradient, found = grad_and_value(value)(unknowns, given)
@@ -80,6 +83,7 @@ class Problem:
             def loss(params: Params, u: Params) -> Tensor:
                 return model.loss(self.loss, params, self.prior.decode(u, given), self.targets(u, given))
 
+            sent = self._sent(given)
             direction, value = grad_and_value(self.away)(grad(loss)(sent, unknowns), given)
             slope = jvp(lambda params: grad(loss, argnums=1)(params, unknowns), (sent,), (direction,))[1]
             smooth, cost = grad_and_value(self.penalty)(unknowns, given)
@@ -87,8 +91,13 @@ class Problem:
 
         return {"forward": forward, "reverse": reverse} if self._one_gradient() else {"reverse": reverse}
 
+    def _sent(self, given: Given) -> Params:
+        """The parameters that a problem starts from."""
+        sent: Params = given["sent"] if self.own_broadcasts else self.seen.sent
+        return sent
+
     def _one_gradient(self) -> bool:
-        """Whether the update is one gradient at the broadcast, the same parameters for every problem."""
+        """Whether the update is one gradient at the broadcast."""
         return self.recipe.sends == "gradient" and not self.mixed
 
     def _compared(self, gradients: Params, given: Given) -> tuple[Params, Tensor]:
@@ -103,8 +112,8 @@ class Problem:
 
     def _shared(self) -> joint.SharedNetwork:
         """The network that all problems go through; raises UnsupportedError where they cannot share one."""
-        if not self._one_gradient():
-            raise joint.UnsupportedError("each problem trains its own weights")
+        if self.own_broadcasts or not self._one_gradient():
+            raise joint.UnsupportedError("each problem has weights of its own")
         return joint.SharedNetwork(self.seen.module, self.seen.sent, train_mode=self.recipe.train_mode)
 
     def joint_values(self) -> Batched:

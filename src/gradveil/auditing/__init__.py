@@ -1,7 +1,20 @@
 """Audits: a case with its digest, its run, its folder on disk, and the verdict."""
 
-from gradveil.auditing.case import Case, Cell, make_case, read_case
-from gradveil.auditing.run import run_case, score_again
+from gradveil.auditing.again import score_again
+from gradveil.auditing.case import Case, Cell, ObservedCase, make_case, make_observed_case, read_case
+from gradveil.auditing.observed import run_observed
+from gradveil.auditing.run import run_case
 from gradveil.auditing.scoring import MEANS
 
-__all__ = ["MEANS", "Case", "Cell", "make_case", "read_case", "run_case", "score_again"]
+__all__ = [
+    "MEANS",
+    "Case",
+    "Cell",
+    "ObservedCase",
+    "make_case",
+    "make_observed_case",
+    "read_case",
+    "run_case",
+    "run_observed",
+    "score_again",
+]

@@ -6,10 +6,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Budget
@@ -23,6 +23,17 @@ RESULTS = 2
 """Raised when a change of the code changes results, so that saved rows of older code are not taken for new ones."""
 
 
+BudgetName = Literal["quick", "standard", "thorough"]
+Device = Literal["cpu", "cuda"]
+
+
+def _known_attacks(specs: tuple[str, ...]) -> tuple[str, ...]:
+    return _several("attack", [ATTACKS.canonical(spec) for spec in specs])
+
+
+Attacks = Annotated[tuple[str, ...], AfterValidator(_known_attacks)]
+
+
 class Case(BaseModel):
     """One audit: private data, model, recipe, adversary, and the defenses and attacks to cross."""
 
@@ -31,7 +42,7 @@ class Case(BaseModel):
     data: str = "cifar10-samples"
     model: str = "lenet:init=wide"
     defenses: tuple[str, ...] = ("none", "noise:sigma=0.1")
-    attacks: tuple[str, ...] = ("ig",)
+    attacks: Attacks = ("ig",)
     threat: str = "C"
     images: int = Field(default=4, ge=1)
     every: int = Field(default=1, ge=1)
@@ -40,11 +51,11 @@ class Case(BaseModel):
     """Private examples behind one update."""
     recipe: Recipe = Recipe()
     restarts: int | None = Field(default=None, ge=1)
-    budget: Literal["quick", "standard", "thorough"] = "standard"
+    budget: BudgetName = "standard"
     gallery: int = Field(default=100, ge=2)
     """How many pictures a reconstruction has to pick the private one out of."""
     seed: int = Field(default=0, ge=0)
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
 
     @field_validator("data")
     @classmethod
@@ -61,11 +72,6 @@ class Case(BaseModel):
     def _known_defenses(cls, specs: tuple[str, ...]) -> tuple[str, ...]:
         return _several("defense", [DEFENSES.canonical(spec) for spec in specs])
 
-    @field_validator("attacks")
-    @classmethod
-    def _known_attacks(cls, specs: tuple[str, ...]) -> tuple[str, ...]:
-        return _several("attack", [ATTACKS.canonical(spec) for spec in specs])
-
     @field_validator("threat")
     @classmethod
     def _known_threat(cls, spec: str) -> str:
@@ -79,8 +85,7 @@ class Case(BaseModel):
 
     def effort(self) -> Budget:
         """The budget, with the case's own number of restarts where it gives one."""
-        named = BUDGETS[self.budget]
-        return named if self.restarts is None else Budget(self.restarts, named.iterations)
+        return _effort(self.budget, self.restarts)
 
     def cells(self) -> list[Cell]:
         """One cell per attack and defense, and after them one per attack for the prior alone, where it has one."""
@@ -120,8 +125,67 @@ class Cell:
 
 def make_case(fields: dict[str, Any]) -> Case:
     """A case from fields as the command line or a file gives them; what is wrong is said in one line."""
+    return _made(Case, fields)
+
+
+class ObservedCase(BaseModel):
+    """An audit of saved exchanges: they fix data, model, recipe, defense and threat model; the attacks are left."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    observations: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Folders of trainings with taps, or of observation files."""
+    model: str | None = None
+    """The user's own model, where the files name one by import path."""
+    attacks: Attacks = ("ig",)
+    restarts: int | None = Field(default=None, ge=1)
+    budget: BudgetName = "standard"
+    gallery: int = Field(default=100, ge=2)
+    seed: int = Field(default=0, ge=0)
+    device: Device = "cpu"
+
+    @field_validator("model")
+    @classmethod
+    def _own_code(cls, spec: str | None) -> str | None:
+        if spec is not None and not models.is_import_path(spec):
+            raise GradveilError(
+                "saved exchanges fix the model: beside --observations, --model only names your own code"
+            )
+        return spec
+
+    def effort(self) -> Budget:
+        """The budget, with the case's own number of restarts where it gives one."""
+        return _effort(self.budget, self.restarts)
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+_FIXED = {
+    "data": "--data",
+    "defenses": "--defense",
+    "threat": "--threat",
+    "images": "--images",
+    "every": "--every",
+    "batch_size": "--batch-size",
+    "recipe": "the recipe (--epochs, --mini-batch, --lr, --train-mode)",
+}
+
+
+def make_observed_case(fields: dict[str, Any]) -> ObservedCase:
+    """A case of saved exchanges from fields; what the exchanges fix is refused."""
+    fixed = [option for field, option in _FIXED.items() if field in fields]
+    if fixed:
+        raise GradveilError(f"saved exchanges fix {', '.join(fixed)}: leave it out beside --observations")
+    return _made(ObservedCase, fields)
+
+
+_Made = TypeVar("_Made", bound=BaseModel)
+
+
+def _made(kind: type[_Made], fields: dict[str, Any]) -> _Made:
     try:
-        return Case(**fields)
+        return kind(**fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "case"
@@ -139,6 +203,11 @@ def read_case(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise GradveilError(f"case file {path} holds no fields; it needs lines such as 'data: cifar10-samples'")
     return {str(key): value for key, value in fields.items()}
+
+
+def _effort(budget: str, restarts: int | None) -> Budget:
+    named = BUDGETS[budget]
+    return named if restarts is None else Budget(restarts, named.iterations)
 
 
 def _several(kind: str, specs: list[str]) -> tuple[str, ...]:

@@ -107,6 +107,7 @@ def exchange(
                 defense=defense_spec,
                 threat=threat,
                 crafted=got.tampered,
+                candidates=data,
             )
 
         return answer

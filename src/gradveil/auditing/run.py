@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from gradveil.attacks import ATTACKS, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.attacks.storage import finite_or_none
-from gradveil.auditing.case import Case, Cell, make_case
+from gradveil.attacks import ATTACKS, Reconstruction, save_reconstructions
+from gradveil.auditing.case import Case, Cell, ObservedCase
 from gradveil.auditing.exchange import Exchange, Private, broadcast, choose_private, exchange
+from gradveil.auditing.ranks import ranked
+from gradveil.auditing.rows import row
 from gradveil.auditing.scoring import Judge
 from gradveil.auditing.store import Store
-from gradveil.auditing.verdict import PRIOR_ONLY, flagged, verdicts
+from gradveil.auditing.verdict import flagged, verdicts
 from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
@@ -36,7 +37,7 @@ TOGETHER = {"cpu": 128, "cuda": 1024}
 
 def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> dict[str, Any]:
     """Audit a case into a folder and return what ``audit.json`` holds. Rows already saved are not run again."""
-    _check_device(case)
+    check_device(case.device)
     _check_threat(case)
     store = Store(folder)
     store.open(resume=resume)
@@ -62,14 +63,14 @@ def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progre
 
     cells = case.cells()
     saved = {cell.digest(): store.row(cell.digest()) for cell in cells}
-    rows = {digest: row for digest, row in saved.items() if row is not None}
+    rows = {digest: done for digest, done in saved.items() if done is not None}
     with progress.task("audit", len(cells), "rows") as task:
         task.advance(len(rows))
         for group in _together(case, [cell for cell in cells if cell.digest() not in rows]):
             task.note(group[0].title if len(group) == 1 else f"{group[0].attack} on {len(group)} defenses")
             with store.batch([cell.digest() for cell in group]):
                 exchanges = [observed(cell.defense, _crafted_by(cell)) for cell in group]
-                rows |= {row["digest"]: row for row in _run_together(group, exchanges, judge, store, progress)}
+                rows |= {done["digest"]: done for done in _run_together(group, exchanges, judge, store, progress)}
             _save(case, [rows[cell.digest()] for cell in cells if cell.digest() in rows], len(cells), store)
             task.advance(len(group))
     _save(case, [rows[cell.digest()] for cell in cells], len(cells), store)
@@ -95,25 +96,7 @@ def _together(case: Case, cells: list[Cell]) -> list[list[Cell]]:
     return [same[i : i + most] for same in alike.values() for i in range(0, len(same), most)]
 
 
-def score_again(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
-    """Score the saved reconstructions of an audit anew, such as after weights for LPIPS have been fetched."""
-    store = Store(folder)
-    audit = store.read_audit()
-    case = make_case(audit["case"])
-    data = load(case.data, progress=progress)
-    judge = Judge(choose_private(data, case), data.domain, progress=progress)
-    rows = []
-    for old in audit["rows"]:
-        found = load_reconstructions(store.reconstruction(old["digest"]))
-        module = broadcast(case, DEFENSES.reshaping(old["defense"]), data).module
-        row = {**old, **judge.row(found, module)}
-        store.save_row(row["digest"], row)
-        rows.append(row)
-    store.save_audit(assemble(case, rows, complete=audit["complete"]))
-    return store.read_audit()
-
-
-def assemble(case: Case, rows: list[dict[str, Any]], *, complete: bool) -> dict[str, Any]:
+def assemble(case: Case | ObservedCase, rows: list[dict[str, Any]], *, complete: bool) -> dict[str, Any]:
     """The audit as saved: the case, where it ran, its rows and what they say."""
     marked = flagged(rows)
     return {
@@ -141,50 +124,32 @@ def _run_together(
     found = chosen(seen, seeds=seeds, progress=progress)
     seconds = (time.perf_counter() - started) / len(group)
     for i, (cell, made) in enumerate(zip(group, exchanges, strict=True)):
-        row = _row(cell, made, found[i * each : (i + 1) * each], seconds, judge, store)
-        store.save_row(cell.digest(), row)
-        yield row
+        done = _row(cell, made, found[i * each : (i + 1) * each], seconds, judge, store)
+        store.save_row(cell.digest(), done)
+        yield done
 
 
 def _row(
     cell: Cell, made: Exchange, found: list[Reconstruction], seconds: float, judge: Judge, store: Store
 ) -> dict[str, Any]:
-    digest, logged = cell.digest(), {} if cell.prior_only else made.log.means()
+    digest, first = cell.digest(), made.observations[0]
     save_reconstructions(store.reconstruction(digest), found)
-    return {
-        "digest": digest,
-        "defense": cell.defense,
-        "attack": PRIOR_ONLY if cell.prior_only else cell.attack,
-        "prior_of": cell.attack if cell.prior_only else None,
-        "threat": cell.case.threat,
-        "assumptions": [*threat_model(cell.case.threat).sentences(), *_tampering(made.observations[0])],
-        **judge.row(found, made.observations[0].module),
-        "objective": finite_or_none(sum(one.objective for one in found) / len(found)),
-        "seconds": seconds,
-        "problem_steps": sum(one.problem_steps for one in found),
-        "strategy": found[0].strategy,
-        "log": logged,
-        **logged,
-        "trace": _trace(found),
-        "files": {
+    return row(
+        digest=digest,
+        defense=cell.defense,
+        attack=cell.attack,
+        prior_only=cell.prior_only,
+        seen=first,
+        scores={**judge.row(found, first.module), **ranked(found, judge.private.index, first.candidates)},
+        found=found,
+        seconds=seconds,
+        log={} if cell.prior_only else made.log.means(),
+        files={
             "reconstruction": store.relative(store.reconstruction(digest)),
             "observation": store.relative(store.observation(cell.defense, _crafted_by(cell))),
             "truth": store.relative(store.truth),
         },
-    }
-
-
-def _tampering(seen: Observation) -> list[str]:
-    """What the server did to the broadcast, where it did anything."""
-    if not seen.crafted:
-        return []
-    asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
-    return [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
-
-
-def _trace(found: list[Reconstruction]) -> dict[str, Any]:
-    curves = [[finite_or_none(value) for value in one.trace] for one in found]
-    return {"steps": list(found[0].steps), "objective": curves}
+    )
 
 
 def _save_truth(store: Store, private: Private) -> None:
@@ -192,8 +157,8 @@ def _save_truth(store: Store, private: Private) -> None:
     write_tensors(store.truth, "truth", tensors, {})
 
 
-def _check_device(case: Case) -> None:
-    if case.device == "cuda" and not torch.cuda.is_available():
+def check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
         raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -37,11 +38,17 @@ class Judge:
         except GradveilError as error:  # such as pictures too small for the network
             self.lpips, self.not_available["lpips"] = None, str(error)
 
+    def about(self, private: Private) -> Judge:
+        """The same judge for other private examples of the same kind."""
+        other = copy.copy(self)
+        other.private = private
+        return other
+
     def row(self, found: Sequence[Reconstruction], module: nn.Module) -> dict[str, Any]:
         """The part of a row that compares with the truth."""
-        truth, size = self.private.batch, len(found[0].inputs)
+        truth, sizes = self.private.batch, [len(one.inputs) for one in found]
         drawn = Batch(torch.cat([one.inputs for one in found]), torch.cat([one.labels for one in found]))
-        batches = [slice(start, start + size) for start in range(0, len(truth), size)]
+        batches = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         order = torch.cat([part.start + matching_order(drawn.take(part), truth.take(part)) for part in batches])
         guess = drawn.take(order)
         scores = score(
@@ -69,7 +76,7 @@ class Judge:
     def _per_image(
         self, scores: Scores, guess: Batch, order: Tensor, found: Sequence[Reconstruction]
     ) -> list[dict[str, Any]]:
-        size = len(found[0].inputs)
+        source = [one for one in found for _ in one.inputs]
         columns = {name: values.tolist() for name, values in scores.per_image.items() if name in METRICS}
         return [
             {
@@ -78,8 +85,34 @@ class Judge:
                 "label": int(self.private.batch.labels[i]),
                 "label_guess": int(guess.labels[i]),
                 **{name: values[i] for name, values in columns.items()},
-                "objective": finite_or_none(found[i // size].objective),
-                "stopped": found[i // size].stopped,
+                "objective": finite_or_none(source[i].objective),
+                "stopped": source[i].stopped,
             }
             for i in range(len(guess))
         ]
+
+
+def unscored(found: Sequence[Reconstruction], reason: str) -> dict[str, Any]:
+    """The same part of a row where there is no truth: nothing but what the attack itself knows, and the reason."""
+    empty = dict.fromkeys((*MEANS, "label_accuracy"))
+    pictures = [(one, int(label)) for one in found for label in one.labels]
+    return {
+        "images": len(pictures),
+        **empty,
+        "identified_interval": None,
+        "identified_by": None,
+        "gallery": None,
+        "not_available": dict.fromkeys(empty, reason),
+        "per_image": [
+            {
+                "index": None,
+                "picture": place,
+                "label": None,
+                "label_guess": label,
+                "identified": None,
+                "objective": finite_or_none(one.objective),
+                "stopped": one.stopped,
+            }
+            for place, (one, label) in enumerate(pictures)
+        ],
+    }

@@ -9,6 +9,7 @@ digit. While a batch runs, ``batch.json`` names its rows.
     truth.safetensors            the private pictures
     observations/DEFENSE.safetensors, or DEFENSE-ATTACK.safetensors for an attack that crafts what is sent
     rows/DIGEST/reconstruction.safetensors, row.json
+    rows/DIGEST/truth.safetensors, where rows are of different pictures: in an audit of saved exchanges
     rows/batch.json              only while a batch runs, or after it was interrupted
 """
 
@@ -54,6 +55,10 @@ class Store:
 
     def reconstruction(self, digest: str) -> Path:
         return self.folder / "rows" / digest / "reconstruction.safetensors"
+
+    def truth_of(self, digest: str) -> Path:
+        """The private pictures of one row, where rows are of different ones."""
+        return self.folder / "rows" / digest / "truth.safetensors"
 
     @contextmanager
     def batch(self, digests: list[str]) -> Iterator[None]:

@@ -12,7 +12,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradveil.auditing import MEANS, make_case, read_case, run_case, score_again
+from gradveil.auditing import (
+    MEANS,
+    make_case,
+    make_observed_case,
+    read_case,
+    run_case,
+    run_observed,
+    score_again,
+)
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
 from gradveil.report import render
@@ -27,6 +35,10 @@ _WIDE = 160
 def audit(
     case_file: Annotated[
         Path | None, typer.Argument(metavar="[CASE.yaml]", help="A case; options override it.")
+    ] = None,
+    observations: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Attack exchanges that gradveil train --tap saved instead. Repeatable."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Private data, such as cifar10-samples.")] = None,
     model: Annotated[str | None, typer.Option(help="Model, such as lenet:init=wide, or pkg.module:factory.")] = None,
@@ -55,18 +67,17 @@ def audit(
     """Attack the updates of clients with each defense, and write what leaked to audit.json and report.html."""
     fields: dict[str, Any] = read_case(case_file) if case_file else {}
     said = {
-        "data": data, "model": model, "defenses": defense or None, "attacks": attack or None, "threat": threat,
-        "images": images, "every": every, "batch_size": batch_size, "restarts": restarts, "budget": budget,
-        "gallery": gallery, "seed": seed, "device": device,
+        "observations": observations or None, "data": data, "model": model, "defenses": defense or None,
+        "attacks": attack or None, "threat": threat, "images": images, "every": every, "batch_size": batch_size,
+        "restarts": restarts, "budget": budget, "gallery": gallery, "seed": seed, "device": device,
     }  # fmt: skip
     fields |= {key: value for key, value in said.items() if value is not None}
     fields.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
-    fields["recipe"] = _recipe(fields.get("recipe"), epochs, mini_batch, lr, train_mode)
-    case = make_case(fields)
+    fields |= _recipe(fields.get("recipe"), epochs, mini_batch, lr, train_mode)
     bounds = [_bound(text) for text in fail_above or []]
     folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
     try:
-        result = run_case(case, folder, resume=resume, progress=Terminal(_errors))
+        result = _run(fields, folder, resume)
     except KeyboardInterrupt:
         again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
         _errors.print(f"interrupted; finished rows are kept: go on with {again}", highlight=False)
@@ -77,6 +88,13 @@ def audit(
     else:
         _print_summary(result, page)
     _enforce(result, bounds)
+
+
+def _run(fields: dict[str, Any], folder: Path, resume: bool) -> dict[str, Any]:
+    """Audit exchanges that are made for it or, where the case names observations, those."""
+    if "observations" in fields:
+        return run_observed(make_observed_case(fields), folder, resume=resume, progress=Terminal(_errors))
+    return run_case(make_case(fields), folder, resume=resume, progress=Terminal(_errors))
 
 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:
@@ -97,19 +115,20 @@ def score(
         _print_summary(result, page)
         return
     for row in result["rows"]:
-        _out.print(f"{row['defense']}\t{row['attack']}\t{row[metric]}", highlight=False, markup=False)
+        named = [row["training"], row["stage"]] if "stage" in row else []
+        _out.print(*named, row["defense"], row["attack"], row[metric], sep="\t", highlight=False, markup=False)
 
 
 def _recipe(
     given: Any, epochs: int | None, mini_batch: int | None, lr: float | None, train_mode: bool | None
 ) -> dict[str, Any]:
-    """The recipe of the case file with the command line's options over it; several local steps mean FedAvg."""
+    """The recipe of the case file, if any, with the command line's options over it; several steps mean FedAvg."""
     recipe = dict(given) if isinstance(given, dict) else {}
     said = {"epochs": epochs, "batch_size": mini_batch, "lr": lr, "train_mode": train_mode}
     recipe |= {key: value for key, value in said.items() if value is not None}
     if epochs is not None or mini_batch is not None:
         recipe["sends"] = "delta"
-    return recipe
+    return {"recipe": recipe} if recipe else {}
 
 
 def _bound(text: str) -> tuple[str, float]:
@@ -125,6 +144,10 @@ def _bound(text: str) -> tuple[str, float]:
 def _enforce(result: dict[str, Any], bounds: list[tuple[str, float]]) -> None:
     for metric, bound in bounds:
         for verdict in result["verdicts"]:
+            if verdict[metric] is None:
+                raise GradveilError(
+                    f"{metric} was not measured under {verdict['defense']}: a bound on it needs the truth"
+                )
             if verdict[metric] > bound:
                 _errors.print(f"{metric} is {verdict[metric]:.3g} under {verdict['defense']}, above {bound:g}")
                 raise typer.Exit(CROSSED)
@@ -132,21 +155,38 @@ def _enforce(result: dict[str, Any], bounds: list[tuple[str, float]]) -> None:
 
 def _print_summary(result: dict[str, Any], page: Path) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for title in ("defense", "attack"):
+    observed = any("round" in row for row in result["rows"])
+    for title in ("training", "defense", "attack") if observed else ("defense", "attack"):
         table.add_column(title, overflow="fold")
-    for title in ("PSNR dB", "SSIM", "LPIPS", "identified", "labels", "seconds"):
+    for title in (*(["stage"] if observed else []), "PSNR dB", "SSIM", "LPIPS", "identified", "labels", "seconds"):
         table.add_column(title, justify="right")
     for row in result["rows"]:
-        attack = row["attack"] if row["prior_of"] is None else f"prior-only ({row['prior_of']})"
-        lpips = "n/a" if row["lpips"] is None else f"{row['lpips']:.3f}"
+        prior = row["prior_of"] is not None
+        attack = f"prior-only ({row['prior_of']})" if prior else row["attack"]
+        training = [_plain("any" if prior else row["training"])] if observed else []
+        stage = [_plain("any" if prior else row["stage"])] if observed else []
         table.add_row(
-            "any" if row["prior_of"] else row["defense"], attack, f"{row['psnr']:.1f}", f"{row['ssim']:.3f}", lpips,
-            f"{row['identified']:.0%}", f"{row['label_accuracy']:.0%}", f"{row['seconds']:.1f}",
+            *training, "any" if prior else row["defense"], attack, *stage, _plain(row["psnr"], ".1f"),
+            _plain(row["ssim"], ".3f"), _plain(row["lpips"], ".3f"), _plain(row["identified"], ".0%"),
+            _plain(row["label_accuracy"], ".0%"), _plain(row["seconds"], ".1f"),
         )  # fmt: skip
     _out.print(table, width=None if _out.is_terminal else _WIDE)  # a file or a pipe has no edge to wrap at
     _out.print()
     for verdict in result["verdicts"]:
         _out.print(verdict["sentence"], highlight=False, markup=False)
-    for name, reason in result["rows"][0]["not_available"].items():
-        _out.print(f"{name} is not available: {reason}", highlight=False, markup=False)
+    for reason, names in _missing(result["rows"]).items():
+        what = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available"
+        _out.print(f"{what}: {reason}", highlight=False, markup=False)
     _out.print(f"\nreport: {page}", highlight=False, markup=False)
+
+
+def _plain(value: float | str | None, style: str = "") -> str:
+    return "n/a" if value is None else format(value, style)
+
+
+def _missing(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Metrics that some row lacks, by reason."""
+    found: dict[str, list[str]] = {}
+    for name, reason in dict.fromkeys(pair for row in rows for pair in row["not_available"].items()):
+        found.setdefault(reason, []).append(name)
+    return found

@@ -26,7 +26,10 @@ class ImageScore:
     picture: int
     label: int | None
     scores: dict[str, float | None]
-    identified: bool
+    identified: bool | None
+    """None where there was no truth to judge by."""
+    client: int | None = None
+    """Who held it, in an audit of saved exchanges."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,12 @@ class Row:
     log: dict[str, object]
     trace: Trace
     reconstruction: str
-    truth: str
+    truth: str | None
+    training: str | None = None
+    """In an audit of saved exchanges: which training they are of, at which stage, and how good its model was then."""
+    stage: str | None = None
+    round_number: int | None = None
+    model_accuracy: float | None = None
 
     @property
     def is_prior(self) -> bool:
@@ -89,6 +97,8 @@ class Audit:
     environment: Fields
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...]
+    trainings: tuple[Fields, ...] = ()
+    """Where saved exchanges come from; empty where exchanges were made for the audit."""
 
     def path(self, name: str) -> Path:
         """A file of this audit. A name that leads out of the folder is refused: the JSON may come from a stranger."""
@@ -119,7 +129,8 @@ def load(folder: Path) -> Audit:
         raise BadFileError(f"{path} holds no rows yet; finish the audit with --resume")
     verdicts = tuple(_verdict(fields) for fields in top.objects("verdicts", "verdict"))
     complete = top.raw.get("complete") is not False
-    return Audit(folder, complete, top.object("case"), top.object("environment"), rows, verdicts)
+    trainings = tuple(top.objects("trainings", "training"))
+    return Audit(folder, complete, top.object("case"), top.object("environment"), rows, verdicts, trainings)
 
 
 def read_json(path: Path, what: str) -> object:
@@ -156,7 +167,11 @@ def _row(fields: Fields) -> Row:
         log=dict(fields.object("log").raw),
         trace=_trace(fields.object("trace")),
         reconstruction=files.text("reconstruction"),
-        truth=files.text("truth"),
+        truth=files.optional_text("truth"),
+        training=fields.optional_text("training"),
+        stage=fields.optional_text("stage"),
+        round_number=_whole(fields, "round"),
+        model_accuracy=fields.number("model_accuracy"),
     )
 
 
@@ -167,7 +182,8 @@ def _image(fields: Fields, at: int) -> ImageScore:
         picture=at if picture is None else picture,
         label=_whole(fields, "label"),
         scores={key: fields.number(key) for key in ("psnr", "ssim", "lpips")},
-        identified=fields.flag("identified"),
+        identified=None if fields.raw.get("identified", False) is None else fields.flag("identified"),
+        client=_whole(fields, "client"),
     )
 
 

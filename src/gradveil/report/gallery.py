@@ -38,18 +38,20 @@ class Strip:
 
 @dataclass(frozen=True)
 class Table:
-    """Truth first, then attacks, then what the search draws without the update."""
+    """Truth first, then attacks, then what the search draws without the update; a column has a title and a detail."""
 
     title: str
+    columns: tuple[tuple[str, str], ...]
     strips: tuple[Strip, ...]
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """All picture tables, with the labels of their columns and how the pictures are shown."""
+    """All picture tables, and how the pictures are shown."""
 
-    columns: tuple[ImageScore, ...]
     tables: tuple[Table, ...]
+    shown: int
+    """How many images; some rows may be of fewer."""
     left_out: int
     loss: str
     width: int
@@ -62,7 +64,10 @@ def build(audit: Audit) -> Gallery:
     _check_same_images(audit)
     plan = layout(audit)
     truth, listed = audit.rows[0].truth, audit.rows[0].per_image
+    if truth is None:
+        raise BadFileError(f"{audit.folder / 'audit.json'}: row 1 names no truth; the file is damaged")
     columns = listed[:MOST_COLUMNS]
+    heads = tuple((f"Image {i.index}", "" if i.label is None else f"label {i.label}") for i in columns)
     order = {row.reconstruction: [image.picture for image in row.per_image[:MOST_COLUMNS]] for row in audit.rows}
 
     def read_one(name: str) -> pictures.Pixels:
@@ -76,19 +81,19 @@ def build(audit: Audit) -> Gallery:
     encoded, rung = pictures.encode_all(uses, read_one, side=max(high, wide))
     first = _truth_strip(columns, encoded[truth])
     tables = tuple(
-        Table(title, (first, *(_strip(row, encoded[row.reconstruction], by_attack=number > 0) for row in rows)))
+        Table(title, heads, (first, *(_strip(row, encoded[row.reconstruction], by_attack=number > 0) for row in rows)))
         for number, (title, rows) in enumerate(plan)
     )
-    width, height = shown_size(wide, high, near=FEW_SIDE if len(columns) <= FEW else MANY_SIDE)
-    return Gallery(
-        columns,
-        tables,
-        left_out=len(listed) - len(columns),
-        loss=rung.words(),
-        width=width,
-        height=height,
-        pixelated=max(high, wide) <= LARGEST_SIDE // 2,
-    )
+    return hung(tables, rung, (wide, high), shown=len(columns), left_out=len(listed) - len(columns))
+
+
+def hung(
+    tables: tuple[Table, ...], rung: pictures.Rung, size: tuple[int, int], *, shown: int, left_out: int
+) -> Gallery:
+    """These tables with pictures as large as their number allows."""
+    width, height = shown_size(*size, near=FEW_SIDE if shown <= FEW else MANY_SIDE)
+    pixelated = max(size) <= LARGEST_SIDE // 2
+    return Gallery(tables, shown, left_out, loss=rung.words(), width=width, height=height, pixelated=pixelated)
 
 
 def layout(audit: Audit) -> list[tuple[str, list[Row]]]:
@@ -160,11 +165,11 @@ def _strip(row: Row, sources: list[str], *, by_attack: bool) -> Strip:
         if by_attack:
             name, detail = row.attack, f"against {words.in_sentence(row.defense)}"
         who = f"{row.attack} against {words.in_sentence(row.defense)}:"
-    cells = tuple(_cell(row, image, source, who) for source, image in zip(sources, images, strict=True))
+    cells = tuple(scored_cell(row, image, source, who) for source, image in zip(sources, images, strict=True))
     return Strip(name, detail, "prior" if row.is_prior else "attack", cells)
 
 
-def _cell(row: Row, image: ImageScore, source: str, who: str) -> Cell:
+def scored_cell(row: Row, image: ImageScore, source: str, who: str) -> Cell:
     look = "ssim" if row.identified_by == "ssim" else "lpips"
     scores = tuple(f"{key.upper()} {styled(image.scores[key], STYLES[key])}" for key in ("psnr", look))
     return Cell(source, f"{who} image {image.index}", scores, image.identified)

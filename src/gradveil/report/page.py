@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError
-from gradveil.report import gallery, measures, plots, words
+from gradveil.report import gallery, measures, plots, round_pictures, rounds, words
+from gradveil.report.charts import STYLES
 from gradveil.report.folder import Audit, Row, load
 
 
@@ -53,7 +54,7 @@ def templates() -> jinja2.Environment:
 
 def _content(audit: Audit) -> dict[str, object]:
     """Everything the template shows, in the order of the page."""
-    style, script = template_file("report.css"), template_file("report.js")
+    style, script = template_file("report.css") + template_file("charts.css"), template_file("report.js")
     flags = words.flags(audit.rows)
     return {
         "style": Markup(style),
@@ -61,14 +62,16 @@ def _content(audit: Audit) -> dict[str, object]:
         "style_hash": policy_hash(style),
         "script_hash": policy_hash(script),
         "audit": audit,
-        "model": words.value_of(audit.case, "model"),
-        "data": words.value_of(audit.case, "data"),
+        "model": _named(audit, "model"),
+        "data": _named(audit, "data"),
         "headline": words.headline(audit.verdicts),
         "cards": [(verdict, words.above_chance(verdict), plots.share_bar(verdict)) for verdict in audit.verdicts],
         "threats": list(dict.fromkeys(row.threat for row in audit.rows)),
         "assumptions": words.assumptions(audit.rows),
-        "setting": words.setting(audit.case),
-        "gallery": gallery.build(audit),
+        "setting": words.setting(audit.case, audit.trainings),
+        "over_training": rounds.over_training(audit.rows),
+        "styles": STYLES,
+        "gallery": round_pictures.build(audit) if audit.trainings else gallery.build(audit),
         "measures": measures.MEASURES,
         "missing": words.missing(audit.rows),
         "logged": words.logged(audit.rows),
@@ -78,6 +81,11 @@ def _content(audit: Audit) -> dict[str, object]:
         "curves": _curves(audit.rows),
         "case_yaml": yaml.safe_dump(dict(audit.case.raw), sort_keys=False, allow_unicode=True),
     }
+
+
+def _named(audit: Audit, key: str) -> str:
+    """What a case names or, where exchanges were saved elsewhere, what their trainings do."""
+    return ", ".join(dict.fromkeys(words.value_of(one, key) for one in audit.trainings or (audit.case,)))
 
 
 def _breakable(spec: str) -> Markup:

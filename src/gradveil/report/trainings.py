@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
+from gradveil.report.charts import STYLES, chart
 from gradveil.report.fields import Fields
 from gradveil.report.folder import read_json
 from gradveil.report.page import policy_hash, template_file, templates
 
 RESULT = "train.json"
-STYLES = 6
-"""How many lines the style sheet tells apart, by color and by dashes."""
-WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 34
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def render_trainings(folders: Sequence[Path], page: Path) -> Path:
     shown = [load_training(folder) for folder in folders]
     shared = {name: value for name, value in shown[0].case.items() if all(one.case.get(name) == value for one in shown)}
     differing = sorted({name for one in shown for name in one.case} - shared.keys())
-    style = template_file("report.css") + template_file("trainings.css")
+    style = template_file("report.css") + template_file("charts.css")
     html = templates().get_template("trainings.html").render(
         style=Markup(style),
         style_hash=policy_hash(style),
@@ -107,41 +104,3 @@ def _shown(value: object) -> str:
 
 def _known(places: Sequence[float], values: Sequence[float | None]) -> tuple[tuple[float, float], ...]:
     return tuple((place, value) for place, value in zip(places, values, strict=True) if value is not None)
-
-
-def chart(lines: Sequence[Sequence[tuple[float, float]]], what: str, over: str, *, share: bool = False) -> Markup:
-    """One line for each training, in the order of the table, from 0 to 100% or to the largest value."""
-    points = [point for line in lines for point in line]
-    right, top = max((x for x, _ in points), default=1.0), max((y for _, y in points), default=1.0)
-    top = 1.0 if share else top
-    across = _scale(right, LEFT, WIDTH - RIGHT)
-    down = _scale(top, HEIGHT - BOTTOM, TOP)
-    drawn = []
-    for number, line in enumerate(lines):
-        places = [f"{across(x):.1f} {down(y):.1f}" for x, y in line]
-        kind = f"line line-{number % STYLES}"
-        if len(places) == 1:
-            x, y = places[0].split()
-            drawn.append(f'<circle class="{kind}" cx="{x}" cy="{y}" r="3"/>')
-        elif places:
-            drawn.append(f'<path class="{kind}" d="M{"L".join(places)}"/>')
-    ends = "; ".join(f"line {n}: {line[-1][1]:.3g}" for n, line in enumerate(lines, start=1) if line)
-    grid = "".join(_tick(top * part / 4, down, share) for part in range(5))
-    return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(f"{what} over {over}, at the end {ends}")}">{grid}'
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end">{right:.3g} {escape(over)}</text>'
-        f"{''.join(drawn)}</svg>"
-    )
-
-
-def _scale(most: float, start: float, end: float) -> Callable[[float], float]:
-    return lambda value: start + (end - start) * (value / most if most else 0.0)
-
-
-def _tick(value: float, down: Callable[[float], float], share: bool) -> str:
-    y, text = down(value), f"{value:.0%}" if share else f"{value:.2g}"
-    return (
-        f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-        f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>'
-    )

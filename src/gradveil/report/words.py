@@ -43,7 +43,8 @@ def attack_name(row: Row) -> str:
 
 def row_name(row: Row) -> str:
     """A row inside a sentence. The prior alone meets no defense: it is there without an update."""
-    return attack_name(row) if row.is_prior else f"{row.attack} against {in_sentence(row.defense)}"
+    when = "" if row.stage is None else f", {row.stage}"
+    return attack_name(row) if row.is_prior else f"{row.attack} against {in_sentence(row.defense)}{when}"
 
 
 def threat_name(threat: str) -> str:
@@ -85,22 +86,60 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def setting(case: Fields) -> list[str]:
+def setting(case: Fields, trainings: Sequence[Fields] = ()) -> list[str]:
     """What was attacked and how hard, in sentences."""
-    images = _count(case, "images", "image")
-    batch = _count(case, "batch_size", "private image")
     given = case.raw.get("restarts") is not None
     restarts = f" and {_count(case, 'restarts', 'restart')} for each update" if given else ""
     sentences = [
-        f"The private data are {images} of {value_of(case, 'data')}; the model is {value_of(case, 'model')}.",
-        f"Each update is computed from {batch}.",
-        recipe(case.object("recipe")),
+        *(_saved(trainings) if trainings else _made(case)),
         f"The adversary searches with the budget “{value_of(case, 'budget')}”{restarts}.",
         "It keeps the result that its own objective prefers: it never sees the truth.",
     ]
     if number_or_none(case.raw.get("gallery")) is not None:
         sentences.append(f"An image is identified in a line-up of {_count(case, 'gallery', 'image')}.")
     return sentences
+
+
+def _made(case: Fields) -> list[str]:
+    """Where the updates come from when they were made for the audit."""
+    images = _count(case, "images", "image")
+    return [
+        f"The private data are {images} of {value_of(case, 'data')}; the model is {value_of(case, 'model')}.",
+        f"Each update is computed from {_count(case, 'batch_size', 'private image')}.",
+        recipe(case.object("recipe")),
+    ]
+
+
+def _saved(trainings: Sequence[Fields]) -> list[str]:
+    """Where the updates come from when they were saved in the middle of trainings."""
+    sentences = []
+    for one in trainings:
+        rounds, clients = one.items("rounds"), len(one.items("clients"))
+        when = f", from {clients} client{'' if clients == 1 else 's'} in rounds {_list(rounds)}" if rounds else ""
+        sentences.append(
+            f"The updates of “{value_of(one, 'name')}” were saved while {value_of(one, 'model')} was trained on "
+            f"{value_of(one, 'data')} with {in_sentence(value_of(one, 'defense'))}{when}."
+        )
+        if one.raw.get("batch_size") is not None:
+            sentences.append(f"Each update is computed from {_count(one, 'batch_size', 'private image')}.")
+        if one.raw.get("recipe") is not None:
+            sentences.append(recipe(one.object("recipe")))
+    return list(dict.fromkeys(sentences))
+
+
+def _list(values: Sequence[object]) -> str:
+    """Numbers in a sentence, a run of them in short.
+
+    >>> _list([1, 2, 3, 4, 31, 101])
+    '1 to 4, 31, 101'
+    """
+    runs: list[list[int]] = []
+    for value in (value for value in values if isinstance(value, int)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def recipe(fields: Fields) -> str:

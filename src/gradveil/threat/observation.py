@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES
 from gradveil.models import batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
@@ -41,6 +42,8 @@ class Observation:
     """Names of the parameters that a dishonest server tampered with; empty for an honest broadcast."""
     earlier: tuple[Observation, ...] = ()
     """What the same client answered before, where the adversary may ask again; the oldest first."""
+    candidates: ImageSet | None = None
+    """A list with the private examples somewhere among others. It is not saved: a file must not choose what is read."""
 
     def to(self, device: torch.device | str) -> Observation:
         """The same observation with its tensors on another device."""
@@ -64,6 +67,7 @@ def observe(
     threat: ThreatModel,
     crafted: tuple[str, ...] = (),
     earlier: tuple[Observation, ...] = (),
+    candidates: ImageSet | None = None,
 ) -> Observation:
     """What this threat model's adversary sees of one exchange. The only place where private facts are let through."""
     knows = threat.knows
@@ -83,6 +87,7 @@ def observe(
         reshaped=DEFENSES.reshaping(defense),
         crafted=crafted,
         earlier=earlier,
+        candidates=candidates if Knowledge.CANDIDATES in knows else None,
     )
 
 

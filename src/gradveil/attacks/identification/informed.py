@@ -1,0 +1,188 @@
+"""How an adversary who knows the defense ranks candidates: by what that defense leaves of the gradient.
+
+Each link of a chain of defenses changes the likeness that the links before it left. A defense without a reading, and
+one that the likeness so far has no use for, leaves it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.identification.entering import Entering
+from gradveil.attacks.identification.likeness import Angle, ByTensor, Distance, Likeness
+from gradveil.attacks.identification.marks import By, Marks
+from gradveil.client.local import cross_entropy
+from gradveil.core.registry import split_spec
+from gradveil.core.seeding import generator
+from gradveil.core.types import Batch
+from gradveil.defenses import DEFENSES
+from gradveil.defenses.base import Defense, Step
+from gradveil.defenses.outpost import layer_risks, layers
+from gradveil.defenses.precode import Bottleneck
+from gradveil.models import Functional, classifier
+from gradveil.threat.observation import Observation
+
+Reading = Callable[[Any, Observation, Likeness], Likeness]
+"""(defense, observation, likeness so far) -> likeness."""
+
+
+def likeness_for(one: Observation) -> Likeness:
+    """The best way to rank under what is known.
+
+    A likelihood needs that one gradient of one example was sent. What entered the classifier shows for fewer examples
+    than classes. Several steps, and whatever is not known or cannot be computed, leave the angle.
+    """
+    if one.defense is None or one.kind != "gradient":
+        return Angle()
+    size = one.batch_size or 1
+    if size == 1:
+        return _read(one, one.defense, Distance())
+    scaled_at_most = {split_spec(link)[0] for link in DEFENSES.links(one.defense)} <= {"none", "clip"}
+    return _entering_classifier(one, size) if scaled_at_most and size < one.domain.classes else Angle()
+
+
+def marks_for(one: Observation, by: By) -> Likeness:
+    """The marks of CENSOR with the options that are known, or else its own defaults."""
+    return _read(one, one.defense or "censor", Marks(by=by), only=("censor", "noise"))
+
+
+def drawing_inputs(one: Observation) -> Defense | None:
+    """The known defense if it changes inputs by chance, so that a candidate has to be looked at several times."""
+    links = DEFENSES.links(one.defense or "none")
+    changing = [link for link in links if type(DEFENSES.build(link)).on_inputs is not Defense.on_inputs]
+    return DEFENSES.build("+".join(changing)) if changing else None
+
+
+READINGS: dict[str, Reading] = {}
+
+
+def _read(one: Observation, spec: str, likeness: Likeness, only: tuple[str, ...] | None = None) -> Likeness:
+    for link in DEFENSES.links(spec):
+        name = split_spec(link)[0]
+        if name in (only or READINGS):
+            likeness = READINGS[name](DEFENSES.build(link), one, likeness)
+    return likeness
+
+
+def _reads(*names: str) -> Callable[[Reading], Reading]:
+    def keep(reading: Reading) -> Reading:
+        READINGS.update(dict.fromkeys(names, reading))
+        return reading
+
+    return keep
+
+
+@_reads("noise")
+def _noise(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
+    return _noisier(likeness, defense.sigma**2)
+
+
+@_reads("clip")
+def _clip(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
+    if not isinstance(likeness, Distance):
+        return likeness
+    by_layer = getattr(defense, "per", "example") == "layer"
+    return replace(likeness, bound=defense.bound, per="layer" if by_layer else "global")
+
+
+@_reads("dp")
+def _dp(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
+    return _noisier(_clip(defense, one, likeness), (defense.sigma * defense.bound) ** 2)
+
+
+@_reads("soteria")
+def _soteria(_defense: Any, _: Observation, likeness: Likeness) -> Likeness:
+    return _laid_out(likeness, only_sent=True)
+
+
+@_reads("sparsify")
+def _sparsify(_defense: Any, _: Observation, likeness: Likeness) -> Likeness:
+    return _laid_out(likeness, only_sent=True, largest=True)
+
+
+@_reads("outpost")
+def _outpost(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
+    """The largest entries of each layer, with noise in proportion to the spread of the layer's weights.
+
+    The broadcast shows that spread, and which entries are sent does not depend on the noise.
+    """
+    groups = layers(one.sent)
+    risks = (defense.scale * layer_risks(one.sent, groups)).square().tolist()
+    more = {name: risk for names, risk in zip(groups, risks, strict=True) for name in names}
+    pruned = _laid_out(likeness, only_sent=True, largest=True)
+    return replace(pruned, more=more) if isinstance(pruned, Distance) else pruned
+
+
+@_reads("graddefense")
+def _graddefense(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
+    """Noise on slices that are drawn; where they lie follows from public images, and is computed as the client does."""
+    if not isinstance(likeness, Distance):
+        return likeness
+    start = Step(
+        model=Functional(one.module, train_mode=one.recipe is not None and one.recipe.train_mode),
+        loss=cross_entropy,
+        params=one.sent,
+        batch=_stand_in(one),
+        number=0,
+        lr=0.0,
+        rng=generator(0, "slices"),
+    )
+    cuts = {name: _run_lengths(where) for name, where in defense.slices_of(start).items()}
+    return _laid_out(replace(likeness, sometimes=defense.sigma**2), cuts=cuts)
+
+
+@_reads("dcs2", "dcs2plus")
+def _dcs2(defense: Any, one: Observation, _: Likeness) -> Likeness:
+    """Gradients of concealed examples were added: what entered the classifier is the private example's and theirs."""
+    return _entering_classifier(one, 1 + defense.k)
+
+
+@_reads("precode")
+def _precode(_defense: Any, one: Observation, _: Likeness) -> Likeness:
+    """The draw comes after the bottleneck's first layer: what entered that is as it was."""
+    (name,) = (name for name, layer in one.module.named_modules() if isinstance(layer, Bottleneck))
+    return Entering(weight=f"{name}.encoder.weight", examples=1)
+
+
+@_reads("censor")
+def _censor(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
+    return Marks(
+        by=likeness.by if isinstance(likeness, Marks) else "both",
+        whole=not defense.layerwise,
+        spread={"preserve": 0.0, "random": defense.spread, "public": None}[defense.norms],
+        released=defense.projection == "released",
+        plain=defense.fallback == "original" or defense.rounds is not None,
+    )
+
+
+def _entering_classifier(one: Observation, examples: int) -> Likeness:
+    return Entering(weight=f"{classifier(one.module, one.domain)}.weight", examples=examples)
+
+
+def _noisier(likeness: Likeness, variance: float) -> Likeness:
+    if not isinstance(likeness, Distance | Marks):
+        return likeness
+    return replace(likeness, variance=likeness.variance + variance)
+
+
+def _laid_out(likeness: Likeness, **changes: Any) -> Likeness:
+    if not isinstance(likeness, ByTensor):
+        return likeness
+    return replace(likeness, layout=replace(likeness.layout, **changes))
+
+
+def _stand_in(one: Observation) -> Batch:
+    """An example of the right shape, for code that looks at nothing else of it."""
+    device = next(iter(one.sent.values())).device
+    return Batch(torch.zeros((1, *one.domain.shape), device=device), torch.zeros(1, dtype=torch.int64, device=device))
+
+
+def _run_lengths(where: Tensor) -> list[int]:
+    """How many entries in a row lie in the same slice."""
+    counts: list[int] = torch.unique_consecutive(where.flatten(), return_counts=True)[1].tolist()
+    return counts

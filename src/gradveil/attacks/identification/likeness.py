@@ -1,0 +1,103 @@
+"""Ways to rank candidates by how well their own update explains what was seen; lower is better."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.identification.comparison import Comparison, Layout, Replies
+from gradveil.core.types import Params
+
+ROUNDING = 1e-4
+"""How far, as a share of its length, a tensor may be from a candidate's that explains it: rounding, other kernels."""
+TINY = 1e-60
+"""Stands for smaller squares when one is divided by."""
+
+
+Per = Literal["layer", "global"]
+"""What is clipped: each tensor, or all together."""
+
+Scores = Callable[[Params], Tensor]
+"""Updates of candidates [c, ...] by name -> how badly each explains each reply, [c, N]."""
+
+
+class Likeness(Protocol):
+    """A way to rank."""
+
+    def against(self, replies: Sequence[Params]) -> Scores:
+        """How candidates are scored against these N replies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByTensor:
+    """A likeness that a few numbers of each tensor decide."""
+
+    layout: Layout = field(default_factory=Layout)
+
+    def against(self, replies: Sequence[Params]) -> Scores:
+        laid_out = Replies(replies, self.layout)
+        return lambda updates: self(laid_out.beside(updates))
+
+    @abstractmethod
+    def __call__(self, compared: Comparison) -> Tensor:
+        """How badly each candidate explains each reply, [c, N]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Angle(ByTensor):
+    """One minus the cosine of the two updates, all tensors as one vector: right for any defense, best for few."""
+
+    def __call__(self, compared: Comparison) -> Tensor:
+        whole = compared.whole()
+        return (1 - whole.products / (whole.within * whole.seen + TINY).sqrt())[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance(ByTensor):
+    """How unlikely the reply is if it is the candidate's update, clipped, in part not sent, and with Gaussian noise.
+
+    A likelihood: tensor by tensor the squared distance over the variance of the noise. Where the noise may or may not
+    have been added, the more likely of the two counts.
+    """
+
+    bound: float | None = None
+    per: Per = "layer"
+    variance: float = 0.0
+    """Of the noise on every entry."""
+    more: Mapping[str, float] = field(default_factory=dict)
+    """More variance, by tensor."""
+    sometimes: float = 0.0
+    """More variance, on some pieces that the adversary does not know."""
+
+    def __call__(self, compared: Comparison) -> Tensor:
+        shrunk = self._shrunk(compared)
+        away = shrunk.square() * compared.within - 2 * shrunk * compared.products + compared.seen
+        more = torch.tensor([self.more.get(name, 0.0) for name in compared.names]).to(away).view(-1, 1, 1)
+        least = self.variance + more + ROUNDING**2 * compared.seen / compared.sizes + TINY
+        fits = [_unlikely(away.clamp(min=0), least + extra, compared.sizes) for extra in {self.sometimes, 0.0}]
+        scores = torch.stack(fits).amin(dim=0)
+        if self.layout.largest:
+            scores = scores + _not_largest(compared)
+        return scores.sum(dim=0) / compared.sizes.sum()
+
+    def _shrunk(self, compared: Comparison) -> Tensor:
+        """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""
+        squares = compared.squares.sum(dim=0, keepdim=True) if self.per == "global" else compared.squares
+        longest = float("inf") if self.bound is None else self.bound
+        return (longest / (squares + TINY).sqrt()).clamp(max=1)
+
+
+def _unlikely(away: Tensor, variance: Tensor, sizes: Tensor) -> Tensor:
+    """Minus twice the log of the density of independent Gaussian entries, up to a constant."""
+    return away / variance + sizes * variance.log()
+
+
+def _not_largest(compared: Comparison) -> Tensor:
+    """How much larger entries the candidate has than those that were sent, in units of rounding."""
+    missing = (1 - compared.within / (compared.most + TINY)).clamp(min=0)
+    return compared.sizes * missing / ROUNDING

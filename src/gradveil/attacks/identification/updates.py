@@ -1,0 +1,78 @@
+"""The update that each of many candidates would have caused by itself, a group of candidates at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from gradveil.attacks import joint
+from gradveil.client.local import cross_entropy, local_update
+from gradveil.core.precise import without_tf32
+from gradveil.core.types import Params, Recipe
+from gradveil.models import Functional
+from gradveil.threat.observation import Observation
+
+BYTES_AT_ONCE = {"cpu": 2**28, "cuda": 2**33}
+"""Bytes that the updates of candidates may take together; one of them may take more."""
+MOST = 250
+"""Candidates in a group at most: activations take memory too."""
+
+Updates = Callable[[Tensor, Tensor], Params]
+"""(inputs [c, C, H, W], labels [c]) -> the update of each candidate alone, [c, ...] by name."""
+
+
+def group_size(sent: Params) -> int:
+    """How many candidates' updates are held at a time."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in sent.values())
+    room = BYTES_AT_ONCE["cuda" if next(iter(sent.values())).is_cuda else "cpu"]
+    return max(1, min(MOST, room // size))
+
+
+def groups(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def updates_for(one: Observation) -> Updates:
+    """What a client without a defense would have sent for each of some candidates, from this broadcast on.
+
+    One pass of a batch through the shared weights serves all candidates where the model's layers allow that; elsewhere
+    every candidate runs the local steps on weights of its own.
+    """
+    recipe = one.recipe or Recipe(sends=one.kind)
+    try:
+        return _shared(one, recipe)
+    except joint.UnsupportedError:
+        return _each_alone(one, recipe)
+
+
+def _shared(one: Observation, recipe: Recipe) -> Updates:
+    if recipe.sends != "gradient":
+        raise joint.UnsupportedError("each candidate trains its own weights")
+    network = joint.SharedNetwork(one.module, one.sent, train_mode=recipe.train_mode)
+
+    def updates(inputs: Tensor, labels: Tensor) -> Params:
+        with without_tf32(), torch.enable_grad():
+            outputs, calls = network(inputs.unsqueeze(1).requires_grad_())
+            losses = vmap(cross_entropy)(outputs, labels.unsqueeze(1))
+            slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
+        with without_tf32(), torch.no_grad():
+            return joint.gradients(calls, slopes, len(inputs))
+
+    return updates
+
+
+def _each_alone(one: Observation, recipe: Recipe) -> Updates:
+    model = Functional(one.module, train_mode=recipe.train_mode)
+
+    def alone(inputs: Tensor, label: Tensor) -> Params:
+        return local_update(model, cross_entropy, one.sent, inputs.unsqueeze(0), label.unsqueeze(0), recipe)
+
+    def updates(inputs: Tensor, labels: Tensor) -> Params:
+        with without_tf32():
+            return vmap(alone)(inputs, labels)
+
+    return updates

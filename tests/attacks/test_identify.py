@@ -1,0 +1,183 @@
+"""Candidates are ranked by what a defense leaves of the gradient, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from exchanges import SAMPLES, observed, private_batches
+from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructions, save_reconstructions
+from gradveil.attacks.identification.updates import updates_for
+from gradveil.attacks.objectives import Marks
+from gradveil.auditing import Case, run_case
+from gradveil.auditing.ranks import ranked
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Recipe
+from gradveil.metrics import ranks
+from gradveil.threat import Observation, threat_model
+
+
+def attacked(attack: str, seen: list[Observation]) -> list[Reconstruction]:
+    return ATTACKS.build(attack, BUDGETS["quick"])(seen, seeds=list(range(len(seen))))
+
+
+def firsts(found: list[Reconstruction]) -> int:
+    """How many of the first samples are ranked first behind their own updates."""
+    scores = [one.scores for one in found if one.scores is not None]
+    return int((ranks(torch.stack(scores), torch.arange(len(found))) == 1).sum())
+
+
+@pytest.fixture(scope="module")
+def censored() -> dict[str, list[Observation]]:
+    """Replies for twenty samples under CENSOR, by how it treats norms."""
+    batches, specs = private_batches(20), ("preserve", "public", "random")
+    return {norms: observed(batches, model="lenet", defense=f"censor:norms={norms}", threat="D") for norms in specs}
+
+
+def test_preserved_norms_name_the_image_and_its_label(censored: dict[str, list[Observation]]) -> None:
+    found = attacked("fingerprint", censored["preserve"])
+    assert firsts(found) >= 19
+    right = [int(one.labels[0]) == int(SAMPLES.labels[i]) for i, one in enumerate(found)]
+    assert sum(right) >= 19
+
+
+def test_public_norms_say_nothing_and_right_angles_everything(censored: dict[str, list[Observation]]) -> None:
+    assert firsts(attacked("fingerprint", censored["public"])) <= 2
+    assert firsts(attacked("fingerprint:by=orthogonality", censored["public"])) >= 19
+    assert firsts(attacked("identify", censored["random"])) >= 19
+    assert firsts(attacked("identify:informed=false", censored["preserve"])) <= 2
+
+
+def test_the_gradient_as_one_vector_and_the_gradient_itself() -> None:
+    for options in ("layerwise=false", "fallback=original", "projection=released"):
+        seen = observed(private_batches(6), model="lenet", defense=f"censor:{options}", threat="D")
+        assert firsts(attacked("fingerprint:by=both", seen)) == 6, options
+
+
+DEFENSES_LEFT = {
+    "none": 6, "clip:bound=0.5": 6, "clip:bound=0.5,per=global": 6, "sparsify:rate=0.95": 6, "soteria": 6, "outpost": 6,
+    "graddefense:sigma=0.01,images=5": 6, "precode:size=16": 6, "dcs2:iterations=5": 6, "ats": 4,
+    "clip:bound=4+noise:sigma=0.01": 6, "dp:sigma=0.01": 6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defense", DEFENSES_LEFT)
+def test_who_knows_the_defense_identifies(defense: str) -> None:
+    seen = observed(private_batches(6), defense=defense, threat="D")
+    assert firsts(attacked("identify", seen)) >= DEFENSES_LEFT[defense]
+
+
+@pytest.mark.parametrize(
+    "defense", ["sparsify:rate=0.95", "precode:size=16", "outpost", "graddefense:sigma=0.01,images=5"]
+)
+def test_knowing_the_defense_helps(defense: str) -> None:
+    seen = observed(private_batches(6), model="lenet", defense=defense, threat="D")
+    assert firsts(attacked("identify:informed=false", seen)) < firsts(attacked("identify", seen)) == 6
+
+
+def test_what_is_not_granted_is_not_used() -> None:
+    seen = observed(private_batches(6), model="lenet", defense="sparsify:rate=0.95", threat="B+candidates")
+    assert seen[0].defense is None
+    known = observed(private_batches(6), model="lenet", defense="sparsify:rate=0.95", threat="D")
+    plain = attacked("identify:informed=false", known)
+    for one, other in zip(attacked("identify", seen), plain, strict=True):
+        assert torch.equal(one.scores, other.scores)
+
+
+def test_noise_hides() -> None:
+    seen = observed(private_batches(6), defense="noise:sigma=10", threat="D")
+    assert firsts(attacked("identify", seen)) <= 1
+
+
+def test_a_place_in_the_list_tells_nothing() -> None:
+    """The attack sees candidates and no truth: in another order, each has the score it had."""
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
+    (one,) = observed(private_batches(1), defense="censor", threat="D")
+    (before,) = attacked("identify", [one])
+    (after,) = attacked("identify", [replace(one, candidates=SAMPLES.subset(order))])
+    torch.testing.assert_close(after.scores, before.scores[order])
+    assert torch.equal(before.inputs, after.inputs)
+
+
+def test_a_list_without_the_private_image_gives_another_of_its_label() -> None:
+    seen = observed(private_batches(10), model="lenet", defense="censor", threat="D")
+    others = SAMPLES.subset(range(10, 100))
+    found = attacked("fingerprint", [replace(one, candidates=others) for one in seen])
+    right = [int(one.labels[0]) == int(SAMPLES.labels[i]) for i, one in enumerate(found)]
+    assert sum(right) >= 8
+
+
+def test_the_examples_of_a_batch_are_found_one_by_one() -> None:
+    for model in ("lenet:init=wide", "convnet:width=4"):
+        (found,) = attacked("identify", observed(private_batches(1, 5), model=model, threat="D"))
+        assert ranked([found], torch.arange(5), SAMPLES)["ranked_first"] == 1
+        assert sorted(found.labels.tolist()) == sorted(SAMPLES.labels[:5].tolist())
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        ("lenet:init=wide", Recipe()),
+        ("convnet:width=4", Recipe()),
+        ("lenet:init=wide", Recipe(sends="delta", epochs=2, lr=0.05)),
+    ],
+)
+def test_the_updates_of_candidates_are_those_that_clients_would_send(model: str, recipe: Recipe) -> None:
+    seen, batch = observed(private_batches(3), model=model, threat="D", recipe=recipe), SAMPLES.batch(range(3))
+    updates = updates_for(seen[0])(batch.inputs, batch.labels)
+    for i, one in enumerate(seen):
+        for name, tensor in one.reply.items():
+            torch.testing.assert_close(updates[name][i], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_candidates_have_to_be_granted_and_to_fit() -> None:
+    with pytest.raises(GradveilError, match="candidates, which threat C lacks; it fits threat model D"):
+        threat_model("C").vet("identify", ATTACKS.build("identify", BUDGETS["quick"]).requires)
+    (one,) = observed(private_batches(1), threat="C")
+    with pytest.raises(GradveilError, match="candidates=DATA"):
+        attacked("identify", [one])
+    with pytest.raises(GradveilError, match="choose other candidates="):
+        attacked("identify:candidates=mnist-samples", [one])
+    (found,) = attacked("identify:candidates=cifar10-samples", [one])
+    assert torch.equal(found.inputs, SAMPLES.batch([0]).inputs)
+
+
+def test_the_private_image_has_the_least_marks_of_all() -> None:
+    """What a search in a generator minimises is lowest at the true gradient, under any norms that are preserved."""
+    (one,) = observed(private_batches(1), model="lenet", defense="censor", threat="D")
+    batch = SAMPLES.batch(range(10))
+    updates = updates_for(one)(batch.inputs, batch.labels)
+    objective, reply = Marks(), {name: tensor.expand(10, *tensor.shape) for name, tensor in one.reply.items()}
+    slopes, values = objective.slopes(updates, reply)
+    assert values.argmin() == 0
+    assert values[0] < 1e-6 < values[1:].min()
+    alone = {name: tensor[3] for name, tensor in updates.items()}
+    torch.testing.assert_close(values[3], objective(alone, one.reply))
+    moved = {name: alone[name] + 1e-2 * slopes[name][3] for name in alone}
+    assert objective(moved, one.reply) > values[3]
+
+
+def test_scores_are_saved_and_ranks_are_of_the_granted_list_only(tmp_path: Path) -> None:
+    found = attacked("identify", observed(private_batches(2), threat="D"))
+    save_reconstructions(tmp_path / "x", found)
+    loaded = load_reconstructions(tmp_path / "x")
+    for one, again in zip(found, loaded, strict=True):
+        assert torch.equal(one.scores, again.scores)
+        assert again.candidates == SAMPLES.name
+    index = torch.arange(2)
+    assert ranked(loaded, index, SAMPLES) == {"candidates": 100, "ranks": [1, 1], "ranked_first": 1.0}
+    assert ranked(loaded, index, replace(SAMPLES, name="other")) == {}
+    assert ranked(loaded, index, None) == {}
+
+
+def test_an_audit_says_where_the_private_images_stand(tmp_path: Path) -> None:
+    case = Case(model="lenet", defenses=("censor",), attacks=("fingerprint",), threat="D", gallery=10)
+    row, alone = run_case(case, tmp_path / "audit")["rows"]
+    assert row["ranks"] == [1, 1, 1, 1]
+    assert row["candidates"] == 100
+    assert row["identified"] == row["label_accuracy"] == row["ranked_first"] == 1
+    assert alone["attack"] == "prior-only"
+    assert alone["ranked_first"] <= 0.25
