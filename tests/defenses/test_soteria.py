@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
+from gradveil.core.precise import without_tf32
 from gradveil.core.seeding import generator
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES, Step, soteria
@@ -196,3 +197,16 @@ def test_random_signs_are_balanced_and_independent() -> None:
 
 def test_the_mean_of_a_root_is_as_in_its_examples() -> None:
     assert doctest.testmod(soteria).failed == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_finds_the_same_norms_however_many_rows_are_asked_for() -> None:
+    _, step = step_on("lenet:init=wide", examples=4)
+    run = DEFENSES.build("soteria").prepared(step)
+    at, inputs = step.params, step.batch.inputs
+    exact = soteria.RowNorms(run.look, at, inputs).exact()
+    there = {name: tensor.cuda() for name, tensor in at.items()}
+    with without_tf32():
+        rows = soteria.RowNorms(run.look, there, inputs.cuda())
+        for entries in (torch.arange(768), torch.tensor([5, 700]), torch.arange(100, 300)):
+            torch.testing.assert_close(rows.exact(entries.cuda()).cpu(), exact[:, entries], rtol=1e-4, atol=1e-6)

@@ -7,7 +7,9 @@ vanish. Those with the largest scores are pruned.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, cast
 
 import torch
@@ -31,6 +33,9 @@ PROBES = 16
 MARGIN = 3.5
 """Standard errors between an estimate and the threshold from which on the entry counts as settled."""
 
+ROWS = 64
+"""Entries whose exact norms a GPU computes in one call."""
+
 PARTS = 4
 """Exact norms are computed for so many parts of the batch, one after the other, while they are needed."""
 
@@ -39,6 +44,9 @@ WORTH_SCREENING = 1000
 
 SMALL_WORK = 10**10
 """Entries times examples times parameters up to which an accelerator gets all exact norms before probes are started."""
+
+
+Pull = Callable[[Tensor], tuple[Tensor]]
 
 
 @DEFENSES.register("soteria")
@@ -97,6 +105,7 @@ class _Look:
         self.module, self.layer, self.weight, self.sharing = module, layer, names[0], sharing_layer(module)
         self.representation = Representation(module, layer)
         self.squares = Replayed(self._squares)
+        self.norms = Replayed(self._norms)
 
     def _squares(self, given: tuple[Tensor, Params, Tensor]) -> Tensor:
         """[n, l]: the sum of (dr_i/dx v)^2 over the directions v of (inputs, parameters, directions [k, n, ...])."""
@@ -107,6 +116,16 @@ class _Look:
             return slope.square()
 
         return vmap(square, chunk_size=2 * _at_once(inputs))(directions).sum(0)
+
+    def _norms(self, given: tuple[Tensor, Params, Tensor]) -> Tensor:
+        """[n, k]: ||dr_i/dx|| of the k entries of (inputs, parameters, entries)."""
+        inputs, at, entries = given
+        return row_norms(*self.differentiated(inputs, at), entries, _at_once(inputs))
+
+    def differentiated(self, inputs: Tensor, at: Params) -> tuple[Tensor, Pull]:
+        """The representation, and how a change of it comes back to the inputs."""
+        values, pull = vjp(lambda x: self.representation(x, at), inputs)  # type: ignore[misc]  # three with has_aux alone
+        return values, pull
 
 
 class _Run(Defense):
@@ -199,8 +218,15 @@ class RowNorms:
 
     def __init__(self, look: _Look, at: Params, inputs: Tensor) -> None:
         self._look, self._at, self._inputs = look, at, inputs
-        self.values: Tensor
-        self.values, self._pull = vjp(lambda x: look.representation(x, at), inputs)  # type: ignore[misc]
+
+    @cached_property
+    def _differentiated(self) -> tuple[Tensor, Pull]:
+        return self._look.differentiated(self._inputs, self._at)
+
+    @property
+    def values(self) -> Tensor:
+        """The representation, [n, l]."""
+        return self._differentiated[0]
 
     def of(self, examples: Tensor) -> RowNorms:
         """The same of some examples."""
@@ -209,12 +235,11 @@ class RowNorms:
     def exact(self, rows: Tensor | None = None) -> Tensor:
         """[n, rows]: batched backward passes by the inputs alone, without gradients of parameters."""
         rows = torch.arange(self.values.shape[1], device=self.values.device) if rows is None else rows
-
-        def norms(row: Tensor) -> Tensor:
-            slopes = self._pull(torch.zeros_like(self.values).index_fill(1, row[None], 1.0))[0]
-            return cast(Tensor, torch.linalg.vector_norm(slopes.flatten(1), dim=1))
-
-        return vmap(norms, chunk_size=_at_once(self._inputs))(rows).T
+        if not self._inputs.is_cuda:
+            return row_norms(*self._differentiated, rows, _at_once(self._inputs))
+        padded = torch.cat([rows, rows[:1].expand(-len(rows) % ROWS)])  # so that one graph serves any number of rows
+        found = [self._look.norms((self._inputs, self._at, some)) for some in torch.split(padded, ROWS)]
+        return torch.cat(found, dim=1)[:, : len(rows)]
 
     def squares(self, probes: int, rng: torch.Generator) -> Tensor:
         """[n, l]: the sum over random directions v of (dr_i/dx v)^2, of which each has the mean ||dr_i/dx||^2."""
@@ -229,6 +254,16 @@ class RowNorms:
 
     def estimated(self, probes: int, rng: torch.Generator) -> Tensor:
         return (self.squares(probes, near(rng, self._inputs.device)) / probes).sqrt()
+
+
+def row_norms(values: Tensor, pull: Pull, rows: Tensor, at_once: int) -> Tensor:
+    """[n, rows]: the norm of what comes back to each example from one entry of the representation at a time."""
+
+    def norms(row: Tensor) -> Tensor:
+        slopes = pull(torch.zeros_like(values).index_fill(1, row[None], 1.0))[0]
+        return cast(Tensor, torch.linalg.vector_norm(slopes.flatten(1), dim=1))
+
+    return vmap(norms, chunk_size=at_once)(rows).T
 
 
 def _at_once(inputs: Tensor) -> int:
