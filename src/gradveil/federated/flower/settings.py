@@ -18,7 +18,7 @@ from gradveil.federated.case import Training, make_training
 STRATEGIES = ("FedAvg", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedMedian", "FedTrimmedAvg")
 """Strategies of Flower that need nothing of a client but its parameters and how many examples are behind them."""
 
-_MAY_BE_NONE = {"test", "per_round", "batch_size", "min_nodes", "out"}
+_MAY_BE_NONE = {"test", "per_round", "batch_size", "examples", "min_nodes", "out"}
 _OF_THE_NODE = {"partition_id", "num_partitions"}
 
 
