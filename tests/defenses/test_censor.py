@@ -100,8 +100,9 @@ def test_many_candidates_in_one_call_have_the_losses_of_one_after_another() -> N
         layout = trials.Flat(gradient)
         drawn = [0.1 * part for part in layout.gaussian(3, generator(1))]
         judge = trials.LossAfter(step, layout, lr=0.1)
-        in_turn, at_once = judge.in_turn(drawn, start_too=True), judge.at_once(drawn, start_too=True)
-        assert torch.allclose(in_turn, at_once, rtol=1e-4)
+        in_turn = judge.in_turn(drawn, start_too=True)
+        assert torch.allclose(in_turn, judge.at_once(drawn, start_too=True), rtol=1e-4)
+        assert torch.allclose(in_turn, judge.replayed(drawn, start_too=True), rtol=1e-4)
         assert in_turn[0].item() == pytest.approx(step.loss_at(step.params).item(), rel=1e-5)
         assert len(set(in_turn.tolist())) == 4
 

@@ -16,7 +16,7 @@ from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.public import public_images
 from gradveil.defenses.registry import DEFENSES
-from gradveil.defenses.trials import Flat, LossAfter, cosine, norms_of, project, project_together
+from gradveil.defenses.trials import Flat, LossAfter, LossAt, cosine, norms_of, project, project_together
 
 POOL = 50
 """Public images to choose from, or as many as there are trials if that is more."""
@@ -56,6 +56,7 @@ class Censor(Defense):
         self.source, self.public, self.temperature = source, public, temperature
         self.rounds, self.lr = rounds, lr
         self._pool: Batch | None = None
+        self._loss_at: list[LossAt] = []
 
     def prepared(self, start: Step) -> Defense:
         """Public images, where some are needed, are read once for a local run."""
@@ -97,7 +98,9 @@ class Censor(Defense):
         pieces = flat.pieces(original, self.layerwise)
         norms = norms_of(pieces)
         targets = self._targets(norms, flat, step)
-        judge = LossAfter(step, flat, step.lr if self.lr is None else self.lr)
+        if not (self._loss_at and self._loss_at[0].fits(step)):
+            self._loss_at[:] = [LossAt(step)]  # in place: a defense that was prepared for one local run shares it
+        judge = LossAfter(step, flat, step.lr if self.lr is None else self.lr, self._loss_at[0])
         released, sizes = self.projection == "released", flat.one_vector()
         best, lowest = original, math.inf
         here = math.nan if step.value is None else float(step.value)

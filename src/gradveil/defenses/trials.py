@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from gradveil.core.graphs import Replayed
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Step
@@ -136,18 +137,51 @@ def cosine(a: list[Tensor], b: list[Tensor]) -> float:
     return float(_total([x @ y for x, y in zip(a, b, strict=True)])) / first / second if first and second else 0.0
 
 
+class LossAt:
+    """(parameters, buffers, inputs, labels) -> the loss of one model; on a GPU, all but the first calls are replays."""
+
+    def __init__(self, step: Step) -> None:
+        self.model, self.loss = step.model, step.loss
+        self._replayed = Replayed(self._evaluated)
+
+    def fits(self, step: Step) -> bool:
+        return self.model.module is step.model.module and self.loss is step.loss
+
+    def __call__(self, step: Step, params: Params) -> Tensor:
+        given = ({**step.frozen, **step.params, **params}, step.model.buffers, step.batch.inputs, step.batch.labels)
+        return self._replayed(given)
+
+    def _evaluated(self, given: tuple[Params, Params, Tensor, Tensor]) -> Tensor:
+        params, buffers, inputs, labels = given
+        with torch.no_grad():
+            return self.model.with_buffers(buffers).loss(self.loss, params, inputs, labels)
+
+
 class LossAfter:
     """The losses of one local step's batch after steps along candidates."""
 
-    def __init__(self, step: Step, flat: Flat, lr: float) -> None:
+    def __init__(self, step: Step, flat: Flat, lr: float, loss_at: LossAt | None = None) -> None:
         self.step, self.flat, self.lr = step, flat, lr
+        self.loss_at = loss_at or LossAt(step)
         self.start = flat.joined({name: step.params[name] for name in flat.shapes})
 
     def __call__(self, candidates: list[Tensor], *, start_too: bool = False) -> list[float]:
         """The loss after a step along each of ``candidates`` [t, size], and first, if asked, without a step."""
-        at_once = self.step.batch.inputs.is_cuda and self.flat.bytes <= BATCHED
-        losses = self.at_once(candidates, start_too) if at_once else self.in_turn(candidates, start_too)
+        if not self.step.batch.inputs.is_cuda:
+            losses = self.in_turn(candidates, start_too)
+        elif self.flat.bytes <= BATCHED:
+            losses = self.at_once(candidates, start_too)
+        else:
+            losses = self.replayed(candidates, start_too)
         return [float(loss) for loss in losses.tolist()]
+
+    def replayed(self, candidates: list[Tensor], start_too: bool) -> Tensor:
+        """[t] or [1 + t], one after another: a large model keeps a GPU busy, if its kernels start all at once."""
+        losses = [self.loss_at(self.step, {})] if start_too else []
+        for trial in range(len(candidates[0])):
+            there = [torch.sub(at, part[trial], alpha=self.lr) for at, part in zip(self.start, candidates, strict=True)]
+            losses.append(self.loss_at(self.step, self.flat.named(there)))
+        return torch.stack(losses)
 
     def at_once(self, candidates: list[Tensor], start_too: bool) -> Tensor:
         """[t] or [1 + t], in one batched call or, where that would not fit, a few: what a GPU is good at."""
