@@ -12,7 +12,7 @@ help:  ## Show what can be made
 install: $(VENV)/installed  ## Create .venv and install Gradveil into it
 
 audit: install  ## Run the default audit and say where its report is
-	$(BIN)/gradveil audit $(ARGS)
+	$(BIN)/gradveil audit --budget quick $(ARGS)
 
 test: $(VENV)/installed-tests browser  ## Run the tests
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

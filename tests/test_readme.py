@@ -22,10 +22,12 @@ from PIL import Image
 from gradveil.assets import CATALOGUE
 from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.auditing import Case, make_case, read_case
+from gradveil.auditing.flags import FLAGS
+from gradveil.auditing.suites import MEMBERS
+from gradveil.auditing.verdict import GRADES
 from gradveil.core.registry import Registry
 from gradveil.defenses import DEFENSES
 from gradveil.metrics import METRICS
-from gradveil.report.words import FLAGS
 from gradveil.threat import THREATS
 
 ROOT = Path(__file__).parents[1]
@@ -170,7 +172,22 @@ def test_the_metrics_are_the_real_ones() -> None:
 
 
 def test_the_flags_are_the_real_ones() -> None:
-    assert set(re.findall(r"^## `(.+)`$", (DOCS / "flags.md").read_text(), flags=re.MULTILINE)) == set(FLAGS)
+    names = re.findall(r"^## `(.+)`$", (DOCS / "flags.md").read_text(), flags=re.MULTILINE)
+    assert names == [flag.name for flag in FLAGS]
+
+
+def test_the_suites_are_the_real_ones() -> None:
+    written = {attack: row[1] for row in table("docs/verdict.md", "attack") for attack in re.split(r", (?=g)", row[0])}
+    first = {member.attack: member.since for member in reversed(MEMBERS) if "match=" not in member.attack}
+    assert written == first
+
+
+def test_the_grades_are_the_real_ones() -> None:
+    rows = {row[0]: row[1] for row in table("docs/verdict.md", "grade")}
+    privacy = {letter: float(NUMBER.findall(text)[0]) / 100 for letter, text in rows.items() if letter != "F"}
+    text = next(row[1] for row in table("docs/verdict.md", "field of cost") if row[0] == "grade")
+    utility = {letter: float(points) / 100 for letter, points in re.findall(r"([A-D]) up to (\d+)", text)}
+    assert {"privacy": privacy, "utility": utility} == GRADES
 
 
 def test_the_attacks_are_the_real_ones() -> None:
@@ -183,7 +200,9 @@ def test_the_defenses_are_the_real_ones() -> None:
     assert {re.sub(r"\[(.+)\].*", r"\1", row[0]) for row in table("docs/defenses/README.md", "name")} == set(DEFENSES)
 
 
-@pytest.mark.parametrize("name", ["fingerprint", "fishing", "ggl", "gias", "gifd", "identify", "ig", "imprint", "trap"])
+@pytest.mark.parametrize(
+    "name", ["fingerprint", "fishing", "ggl", "gias", "gifd", "identify", "ig", "imprint", "informed", "trap"]
+)
 def test_options_of_attacks_are_the_real_ones(name: str) -> None:
     assert options(f"docs/attacks/{name}.md") == defaults(ATTACKS, name)
 

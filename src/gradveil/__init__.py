@@ -1,20 +1,27 @@
 """Gradveil shows what a federated-learning update gives away about the private data behind it, and stops it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradveil.auditing.own import audit as audit
     from gradveil.client.guard import Guard as Guard
     from gradveil.client.guard import defend_update as defend_update
     from gradveil.client.guard import protect as protect
 
 __version__ = "0.1.0"
-__all__ = ["Guard", "__version__", "defend_update", "protect"]
+__all__ = ["Guard", "__version__", "audit", "defend_update", "protect"]
+
+_WHERE = {
+    "Guard": "gradveil.client.guard",
+    "audit": "gradveil.auditing.own",
+    "defend_update": "gradveil.client.guard",
+    "protect": "gradveil.client.guard",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Loads the public names when first asked for: `import gradveil` alone stays light, without torch."""
-    if name in __all__:
-        from gradveil.client import guard as module
-
-        return getattr(module, name)
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

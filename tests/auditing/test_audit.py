@@ -181,7 +181,9 @@ def test_scoring_again_fills_in_what_was_missing(tmp_path: Path, monkeypatch: py
         ({"images": 3, "batch_size": 2}, "whole batches"),
         ({"images": 101}, "too few for 101"),
         ({"surprise": 1}, "surprise: extra inputs"),
-        ({"threat": "A"}, "needs batch-size, which threat A lacks"),
+        ({"threat": "A", "attacks": ["ig"]}, "needs batch-size, which threat A lacks"),
+        ({"threat": "A"}, "no attack of the standard suite can run on lenet:init=wide under threat A"),
+        ({"training": ["nowhere"]}, "nowhere holds no training"),
         ({"recipe": {"lr": -1}}, "lr is a number"),
         ({"model": "lenet:init=huge"}, "one of default, wide"),
         ({"budget": "endless"}, "budget: input should be"),
@@ -204,6 +206,9 @@ def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
 def test_digests_differ_as_soon_as_anything_does() -> None:
     variants = [{}, {"seed": 1}, {"images": 2}, {"restarts": 3}, {"budget": "quick"}, {"gallery": 50}, {"threat": "B"},
                 {"recipe": {"train_mode": True}}, {"model": "lenet"}]  # fmt: skip
-    digests = {cell.digest() for fields in variants for cell in make_case(fields).cells()}
+    digests = {cell.digest() for fields in variants for cell in make_case({**fields, "attacks": ["ig"]}).cells()}
     assert len(digests) == 3 * len(variants)
-    assert [c.digest() for c in make_case({}).cells()] == [c.digest() for c in Case().cells()]
+    plain = Case(attacks=("ig",))
+    assert [c.digest() for c in make_case({"attacks": ["ig"]}).cells()] == [c.digest() for c in plain.cells()]
+    costed = plain.model_copy(update={"training": ("somewhere",)})
+    assert [c.digest() for c in costed.cells()] == [c.digest() for c in plain.cells()], "no row depends on a training"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -166,3 +167,20 @@ def test_the_benchmark_prints_one_json_object() -> None:
     done = gradveil("bench", "throughput", "--problems", "2", "--steps", "2")
     said = json.loads(done.stdout)
     assert said["ratio"] == pytest.approx(said["problem_steps_per_s"] / said["baseline_problem_steps_per_s"], rel=0.02)
+
+
+def test_junit_and_costs_on_the_command_line(tmp_path: Path) -> None:
+    training = ["train", "--data", "mnist-samples", "--clients", "2", "--rounds", "1", "--batch-size", "8"]
+    for defense in ("none", "clip:bound=0.1"):
+        done = gradveil(*training, "--defense", defense, "--out", str(tmp_path / defense))
+        assert done.returncode == 0, done.stderr
+    audit = ["audit", *TINY, "--defense", "none", "--defense", "clip:bound=0.1", "--out", str(tmp_path / "a")]
+    costs = ["--training", str(tmp_path / "none"), "--training", str(tmp_path / "clip:bound=0.1")]
+    done = gradveil(*audit, *costs, "--junit", str(tmp_path / "audit.xml"), "--fail-above", "identified=1")
+    assert done.returncode == 0, done.stderr
+    assert "of accuracy" in done.stdout
+    verdicts = json.loads((tmp_path / "a" / "audit.json").read_text())["verdicts"]
+    assert all(f"{verdict['sentence']} (grade {verdict['grade']})" in done.stdout for verdict in verdicts)
+    tests = ElementTree.parse(tmp_path / "audit.xml").getroot().findall("testcase")
+    assert [test.get("name") for test in tests] == ["none", "clip:bound=0.1"]
+    assert not any(test.findall("failure") for test in tests), "nothing is above a bound of 1"

@@ -66,6 +66,16 @@ def write_audit(
         },
         "rows": rows,
         "verdicts": [_verdict(defense, rows) for defense in defenses],
+        "flags": {
+            "prior-only as good": {
+                "raised_if": "the attack identified no more images than the same search without the update",
+                "because": "its pictures may come from the prior alone",
+            }
+        },
+        "grades": {
+            "privacy": {"A": 0.1, "B": 0.25, "C": 0.5, "D": 0.75},
+            "utility": {"A": 0.01, "B": 0.03, "C": 0.06, "D": 0.12},
+        },
     }
     (folder / "audit.json").write_text(json.dumps(audit))
     return folder
@@ -193,6 +203,7 @@ def _verdict(defense: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     count, attack = round(worst["identified"] * worst["images"]), worst["attack"]
     return {
         "defense": defense,
+        "grade": "F" if worst["identified_interval"][1] > 0.75 else "C",
         "identified": worst["identified"],
         "identified_interval": worst["identified_interval"],
         "attack": attack,
@@ -200,4 +211,6 @@ def _verdict(defense: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "prior_only_identified": chance,
         "images": worst["images"],
         "sentence": f"{count} of {worst['images']} private images were picked out of 100 by what {attack} rebuilt.",
+        "flags": worst["flags"],
+        "cost": None,
     }

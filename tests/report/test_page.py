@@ -148,9 +148,40 @@ def test_an_unfinished_audit_says_so(folder: Path) -> None:
 def test_flags_are_explained_and_linked(tmp_path: Path) -> None:
     folder = write_audit(tmp_path, defenses=["none", "noise:sigma=1", "noise:sigma=2"])
     page = outline(folder)
-    assert "prior-only as good: The attack identified no more images than the same search" in page.text
-    assert "(Raised against noise:sigma=2.)" in page.text
-    assert [link["href"] for link in page.all("a")].count("#flag-1") == 1
+    assert "prior-only as good: raised if the attack identified no more images than the same search" in page.text
+    assert "because its pictures may come from the prior alone. (Raised against noise:sigma=2.)" in page.text
+    links = [link for link in page.all("a") if link["href"] == "#flag-1"]
+    assert [link["title"] for link in links] == ["prior-only as good"] * 2, "on the card and in the table"
+    assert "flag-1" in [item.get("id") for item in page.all("li")]
+
+
+def test_grades_are_shown_with_their_rule(folder: Path) -> None:
+    page = outline(folder)
+    assert "No defense, privacy grade F" in page.text
+    assert "A up to 10%, B up to 25%, C up to 50%, D up to 75%, F above" in page.text
+    assert "accuracy lost" not in page.text.lower()
+
+
+def test_what_a_defense_costs_is_shown(folder: Path) -> None:
+    audit = edit_audit(folder)
+    cost = {"grade": "D", "accuracy": 0.7, "accuracy_lost": 0.0912, "time_added": 0.25, "sentence": "It costs."}
+    audit["verdicts"][1]["cost"] = cost
+    edit_audit(folder, verdicts=audit["verdicts"])
+    text = outline(folder).text
+    assert "9.1 points, grade D" in text
+    assert "25% per round" in text
+    assert "A up to 1, B up to 3, C up to 6, D up to 12, F above" in text
+
+
+def test_an_audit_without_grades_is_still_shown(folder: Path) -> None:
+    audit = edit_audit(folder, flags=None, grades=None)
+    for verdict in audit["verdicts"]:
+        for key in ("grade", "flags", "cost"):
+            del verdict[key]
+    edit_audit(folder, verdicts=audit["verdicts"])
+    text = outline(folder).text
+    assert "privacy grade" not in text
+    assert "Grades go from" not in text
 
 
 def test_values_that_are_not_available_say_why(folder: Path) -> None:

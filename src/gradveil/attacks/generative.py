@@ -26,7 +26,7 @@ from gradveil.threat.observation import Observation
 
 Distance = Literal["squared", "cosine", "marks"]
 _OBJECTIVES: dict[str, Objective] = {"squared": Squared(), "cosine": Cosine(), "marks": Marks()}
-_SHIPPED = {(3, 32, 32): "cifar10", (1, 28, 28): "mnist"}
+SHIPPED = {(3, 32, 32): "cifar10", (1, 28, 28): "mnist"}
 """The generator that ``auto`` takes for inputs of a shape."""
 
 
@@ -162,7 +162,7 @@ PriorOf = Callable[[Observation, Outcome | None], Prior]
 def _codes(spec: str, cost: CodeCost, weight: float, limit: float | None) -> PriorOf:
     def prior(one: Observation, _: Outcome | None) -> Prior:
         device = next(iter(one.sent.values())).device
-        name = _SHIPPED.get(one.domain.shape) if spec == "auto" else spec
+        name = SHIPPED.get(one.domain.shape) if spec == "auto" else spec
         if name is None:
             raise GradveilError(
                 f"no generator is shipped for inputs of {'x'.join(map(str, one.domain.shape))}: choose one with "

@@ -28,7 +28,7 @@ def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     granted = [one.labels for one in seen if one.labels is not None]
     if len(granted) == len(seen):
         return torch.stack(granted)
-    errors = _prediction_errors(seen)
+    errors = prediction_errors(seen)
     if batch_size == 1:
         return errors.argmin(dim=1, keepdim=True)
     counted = _counted(seen[0], errors, batch_size)
@@ -38,7 +38,7 @@ def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     return torch.stack([try_out(one, counted[i], stand_ins, key) for i, one in enumerate(seen)])
 
 
-def _prediction_errors(seen: Sequence[Observation]) -> Tensor:
+def prediction_errors(seen: Sequence[Observation]) -> Tensor:
     """[N, classes]: the mean over each batch of p_k - [k is the label], up to a positive factor for one example.
 
     Every row is a multiple of h; its product with a typical h tells which. That averages noise over the whole row,

@@ -14,9 +14,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from torch.utils._pytree import tree_map
 
 from gradveil.attacks.aware import as_defended, as_trusted, estimated
 from gradveil.attacks.base import Attack, Reconstruction
+from gradveil.attacks.counter import Counter
 from gradveil.attacks.engine import (
     Batched,
     Evaluate,
@@ -40,11 +42,11 @@ from gradveil.attacks.problem import Problem
 from gradveil.attacks.regularisers import Regulariser
 from gradveil.attacks.search import Found, Search
 from gradveil.attacks.statistics import StatisticsPrior
-from gradveil.client.local import cross_entropy, mini_batches
+from gradveil.client.local import mini_batches
 from gradveil.core.progress import Progress, Task
 from gradveil.core.seeding import derive, generator
-from gradveil.core.trees import stack
-from gradveil.core.types import Loss, Params
+from gradveil.core.trees import map_each, stack
+from gradveil.core.types import Params
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -106,12 +108,13 @@ class Matching(Attack):
     """Weight of the batch-norm statistics, where the threat model gives them."""
     aware: bool = False
     """Estimate from the update what a defense did to it, and do the same to candidates."""
+    counter: Counter | None = None
+    """What is changed because the defense is known."""
     draws: int = 0
     """Average over so many draws of a known random defense (EOT); 0: take the update as it is."""
     explanation: Explanation = "simulated"
     strategy: Strategy = "auto"
     precision: Precision = "float32"
-    loss: Loss = cross_entropy
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE})
 
     def prior_only(self) -> Attack | None:
@@ -119,7 +122,7 @@ class Matching(Attack):
 
     @property
     def by_defense(self) -> bool:
-        return self.draws > 0
+        return self.draws > 0 or self.counter is not None
 
     @property
     def across_broadcasts(self) -> bool:
@@ -214,6 +217,8 @@ class Matching(Attack):
             given["sent"] = stack([other.sent for other in seen])
         if self.aware:
             given |= estimated(seen)
+        if self.counter is not None:
+            given |= tree_map(lambda *tensors: torch.stack(tensors), *(self.counter.known(one) for one in seen))
         if self.statistics and one.statistics is not None:
             given["statistics"] = stack([one.statistics or {} for one in seen])
         return {**for_population(given, self.restarts), "labels": labels}
@@ -240,7 +245,7 @@ class Matching(Attack):
             seen=one,
             prior=prior,
             targets=_searched if self.labels == "searched" else _read,
-            loss=self.loss,
+            loss=one.loss,
             objective=self.objective,
             penalty=penalty,
             distance=self._distance(one, self.objective),
@@ -262,13 +267,15 @@ class Matching(Attack):
 
         def distance(update: Params, given: Given) -> Tensor:
             def plain(candidate: Params) -> Tensor:
+                if self.counter is not None:
+                    return _informed(self.counter, objective, candidate, given)
                 if not self.aware:
                     return objective(candidate, given["reply"])
                 return objective(as_trusted(as_defended(candidate, given), given), as_trusted(given["reply"], given))
 
             return plain(update) if averaged is None else averaged(update, plain)
 
-        return distance if self.aware or averaged else None
+        return distance if self.aware or averaged or self.counter else None
 
     def _best_of_restarts(self, best: _Pictures) -> list[Reconstruction]:
         objectives = best.objectives.view(-1, self.restarts)
@@ -348,8 +355,17 @@ def _inferred(seen: Sequence[Observation], size: int) -> Tensor:
 
 
 def _read(_unknowns: Params, given: Given) -> Tensor:
-    labels: Tensor = given["labels"]
+    labels: Tensor = given["targets"] if "targets" in given else given["labels"]
     return labels
+
+
+def _informed(counter: Counter, objective: Objective, update: Params, given: Given) -> Tensor:
+    """The distance of an update to the reply, of what a known defense left, and as much as it left."""
+    own, reply = counter.compared(update, given["reply"])
+    if "weights" in given:
+        own, reply = (map_each(torch.mul, tree, given["weights"]) for tree in (own, reply))
+    away = objective(own, reply)
+    return given["confidence"] * away if "confidence" in given else away
 
 
 def _searched(unknowns: Params, _given: Given) -> Tensor:

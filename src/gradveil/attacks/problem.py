@@ -58,7 +58,7 @@ class Problem:
             inputs, targets = self.prior.decode(unknowns, given), self.targets(unknowns, given)
             sent = self._sent(given)
             start = between(sent, given["reply"], self.recipe.lr, unknowns["mix"]) if self.mixed else sent
-            update = local_update(model, self.loss, start, inputs, targets, self.recipe)
+            update = local_update(_with_draw(model, given), self.loss, start, inputs, targets, self.recipe)
             return self.away(update, given) + self.penalty(unknowns, given)
 
         return value
@@ -81,7 +81,8 @@ class Problem:
             """The slope of the objective is how the slope of the loss in the unknowns changes along v = dD/dG."""
 
             def loss(params: Params, u: Params) -> Tensor:
-                return model.loss(self.loss, params, self.prior.decode(u, given), self.targets(u, given))
+                inputs, targets = self.prior.decode(u, given), self.targets(u, given)
+                return _with_draw(model, given).loss(self.loss, params, inputs, targets)
 
             sent = self._sent(given)
             direction, value = grad_and_value(self.away)(grad(loss)(sent, unknowns), given)
@@ -154,3 +155,8 @@ class Problem:
             return dict(zip(leaves, found, strict=True)), (values + costs).detach()
 
         return evaluate
+
+
+def _with_draw(model: Functional, given: Given) -> Functional:
+    """The model with those buffers that are known of one problem, such as what its client drew."""
+    return model.with_buffers(given["buffers"]) if "buffers" in given else model

@@ -28,10 +28,11 @@ Device = Literal["cpu", "cuda"]
 
 
 def _known_attacks(specs: tuple[str, ...]) -> tuple[str, ...]:
-    return _several("attack", [ATTACKS.canonical(spec) for spec in specs])
+    return _distinct("attack", [ATTACKS.canonical(spec) for spec in specs])
 
 
 Attacks = Annotated[tuple[str, ...], AfterValidator(_known_attacks)]
+"""None named: those of the suite that the budget, the threat model and the case choose."""
 
 
 class Case(BaseModel):
@@ -42,7 +43,7 @@ class Case(BaseModel):
     data: str = "cifar10-samples"
     model: str = "lenet:init=wide"
     defenses: tuple[str, ...] = ("none", "noise:sigma=0.1")
-    attacks: Attacks = ("ig",)
+    attacks: Attacks = ()
     threat: str = "C"
     images: int = Field(default=4, ge=1)
     every: int = Field(default=1, ge=1)
@@ -55,6 +56,8 @@ class Case(BaseModel):
     gallery: int = Field(default=100, ge=2)
     """How many pictures a reconstruction has to pick the private one out of."""
     seed: int = Field(default=0, ge=0)
+    training: tuple[str, ...] = ()
+    """Folders of ``gradveil train``, one of them without a defense: what a defense costs is read off them."""
     device: Device = "cpu"
 
     @field_validator("data")
@@ -70,7 +73,9 @@ class Case(BaseModel):
     @field_validator("defenses")
     @classmethod
     def _known_defenses(cls, specs: tuple[str, ...]) -> tuple[str, ...]:
-        return _several("defense", [DEFENSES.canonical(spec) for spec in specs])
+        if not specs:
+            raise GradveilError("a case needs at least one defense")
+        return _distinct("defense", [DEFENSES.canonical(spec) for spec in specs])
 
     @field_validator("threat")
     @classmethod
@@ -117,7 +122,7 @@ class Cell:
     def digest(self) -> str:
         """The same for equal plans, and different as soon as anything differs that the row depends on."""
         plan = self.case.as_json()
-        del plan["attacks"], plan["defenses"]
+        del plan["attacks"], plan["defenses"], plan["training"]
         plan |= {"attack": self.attack, "prior_only": self.prior_only, "results": RESULTS}
         plan |= {"defense": "" if self.prior_only else self.defense, "effort": asdict(self.case.effort())}
         return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
@@ -137,11 +142,13 @@ class ObservedCase(BaseModel):
     """Folders of trainings with taps, or of observation files."""
     model: str | None = None
     """The user's own model, where the files name one by import path."""
-    attacks: Attacks = ("ig",)
+    attacks: Attacks = ()
     restarts: int | None = Field(default=None, ge=1)
     budget: BudgetName = "standard"
     gallery: int = Field(default=100, ge=2)
     seed: int = Field(default=0, ge=0)
+    training: tuple[str, ...] = ()
+    """Folders of ``gradveil train``, one of them without a defense: what a defense costs is read off them."""
     device: Device = "cpu"
 
     @field_validator("model")
@@ -210,9 +217,7 @@ def _effort(budget: str, restarts: int | None) -> Budget:
     return named if restarts is None else Budget(restarts, named.iterations)
 
 
-def _several(kind: str, specs: list[str]) -> tuple[str, ...]:
-    if not specs:
-        raise GradveilError(f"a case needs at least one {kind}")
+def _distinct(kind: str, specs: list[str]) -> tuple[str, ...]:
     if len(set(specs)) < len(specs):
         raise GradveilError(f"{kind} {max(specs, key=specs.count)!r} stands twice in the case")
     return tuple(specs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,12 @@ from gradveil import models
 from gradveil.attacks import Attack, Crafted, Server
 from gradveil.attacks.active.interrogation import Answer, interrogate
 from gradveil.auditing.case import Case
-from gradveil.client import Client
+from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import derive, generator
 from gradveil.core.trees import detached
-from gradveil.core.types import Batch, Params
+from gradveil.core.types import Batch, Loss, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Log
 from gradveil.threat import Knowledge, Observation, observe, threat_model
@@ -57,9 +58,9 @@ class Broadcast:
     sent: Params
 
 
-def broadcast(case: Case, reshaped: str | None, data: ImageSet) -> Broadcast:
-    """The model of the case, reshaped by the defenses named where there are any."""
-    module = models.build(case.model, data.domain, seed=case.seed)
+def broadcast(case: Case, reshaped: str | None, data: ImageSet, own: nn.Module | None = None) -> Broadcast:
+    """The model of the case or the user's own, reshaped by the defenses named where there are any."""
+    module = models.build(case.model, data.domain, seed=case.seed) if own is None else copy.deepcopy(own)
     module = (DEFENSES.build(reshaped).on_model(module) if reshaped else module).to(case.device)
     return Broadcast(module, detached(dict(module.named_parameters())))
 
@@ -70,6 +71,8 @@ class Exchange:
 
     observations: list[Observation]
     log: Log
+    randomized: bool
+    """Whether the defense made random draws."""
 
 
 def exchange(
@@ -80,12 +83,14 @@ def exchange(
     made: Broadcast,
     progress: Progress,
     attack: Attack | None = None,
+    loss: Loss = cross_entropy,
 ) -> Exchange:
     """Let a client with this defense reply for each private batch, and take down what is seen.
 
     It gets the honest broadcast or, where an attack is named, whatever that crafts from it.
     """
     log, defense, threat = Log(), DEFENSES.build(defense_spec), threat_model(case.threat)
+    drew: list[bool] = []
     starts = range(0, case.images, case.batch_size)
 
     def client(number: int, start: int) -> Answer:
@@ -93,7 +98,9 @@ def exchange(
 
         def answer(got: Crafted, question: int) -> Observation:
             rng = generator(case.seed, "defense", defense_spec, number, *([question] if question else []))
-            reply = Client(got.module, recipe=case.recipe, defense=defense).reply(got.sent, batch, rng)
+            fresh = rng.get_state()
+            reply = Client(got.module, recipe=case.recipe, defense=defense, loss=loss).reply(got.sent, batch, rng)
+            drew.append(not torch.equal(rng.get_state(), fresh))
             log.merge(reply.log)
             task.advance()
             return observe(
@@ -108,6 +115,7 @@ def exchange(
                 threat=threat,
                 crafted=got.tampered,
                 candidates=data,
+                loss=loss,
             )
 
         return answer
@@ -117,10 +125,10 @@ def exchange(
     count = len(clients) if attack is None else None
     with progress.task(f"clients with {defense_spec}", count, "replies") as task:
         if attack is None:
-            return Exchange([answer(honest, 0) for answer in clients], log)
+            return Exchange([answer(honest, 0) for answer in clients], log, any(drew))
         public = _public(data, private) if Knowledge.PUBLIC_DATA in threat.knows else None
         server = Server(made.module, case.model, made.sent, data.domain, public)
-        return Exchange(interrogate(attack, server, clients, derive(case.seed, "craft")), log)
+        return Exchange(interrogate(attack, server, clients, derive(case.seed, "craft")), log, any(drew))
 
 
 def _public(data: ImageSet, private: Private) -> Batch:

@@ -13,6 +13,7 @@ from typing import Any
 
 from gradveil.attacks import ATTACKS, Reconstruction, load_reconstructions, save_reconstructions
 from gradveil.auditing.case import ObservedCase, make_observed_case
+from gradveil.auditing.costs import costs
 from gradveil.auditing.exchange import Private
 from gradveil.auditing.rows import row
 from gradveil.auditing.run import TOGETHER, assemble, check_device
@@ -20,6 +21,7 @@ from gradveil.auditing.saved import Source, Truth, read_sources
 from gradveil.auditing.scoring import Judge, unscored
 from gradveil.auditing.stages import Stage, StageCell, cells_of, private_of
 from gradveil.auditing.store import Store
+from gradveil.auditing.suites import suite_for_saved
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.tensor_files import write_tensors
@@ -33,6 +35,8 @@ def run_observed(
     """Audit saved exchanges into a folder, and return what ``audit.json`` holds. Rows already saved are kept."""
     check_device(case.device)
     sources = read_sources(case)
+    costs(case.training, [source.defense for source in sources])
+    case = case if case.attacks else _with_suite(case, sources)
     _vet(case, sources)
     cells = cells_of(case, sources)
     judges = Judges(case, progress)
@@ -106,6 +110,12 @@ class Judges:
         return private_of(stage, truth, self._case, None if spec is None else self._data(spec))
 
 
+def _with_suite(case: ObservedCase, sources: Sequence[Source]) -> ObservedCase:
+    """The case with the attacks of its budget that can run on all of its exchanges."""
+    seen = [file.seen[0] for source in sources for file in source.files]
+    return case.model_copy(update={"attacks": suite_for_saved(case.budget, seen)})
+
+
 def _vet(case: ObservedCase, sources: Sequence[Source]) -> None:
     """Refuse attacks that need more than the saved exchanges give."""
     for spec in case.attacks:
@@ -172,6 +182,7 @@ def _row(cell: StageCell, found: list[Reconstruction], seconds: float, judges: J
             found=found,
             seconds=seconds,
             log={},
+            randomized=False,
             files={
                 "reconstruction": store.relative(store.reconstruction(digest)),
                 "observations": [str(file.path) for file in stage.files],

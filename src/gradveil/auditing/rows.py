@@ -7,7 +7,7 @@ from typing import Any
 
 from gradveil.attacks import Reconstruction
 from gradveil.attacks.storage import finite_or_none
-from gradveil.auditing.verdict import PRIOR_ONLY
+from gradveil.auditing.flags import PRIOR_ONLY
 from gradveil.threat import Observation, threat_model
 
 
@@ -22,6 +22,7 @@ def row(
     found: Sequence[Reconstruction],
     seconds: float,
     log: dict[str, float],
+    randomized: bool,
     files: dict[str, Any],
 ) -> dict[str, Any]:
     """The row as ``audit.json`` has it; ``scores`` is what a judge found, ``seen`` the first of the observations."""
@@ -39,6 +40,9 @@ def row(
         "strategy": found[0].strategy,
         "log": log,
         **log,
+        "randomized": randomized,
+        "asked": len(seen.earlier) + 1,
+        "statistics_given": seen.statistics is not None,
         "trace": _trace(found),
         "files": files,
     }

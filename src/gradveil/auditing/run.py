@@ -12,21 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradveil.attacks import ATTACKS, Reconstruction, save_reconstructions
 from gradveil.auditing.case import Case, Cell, ObservedCase
-from gradveil.auditing.exchange import Exchange, Private, broadcast, choose_private, exchange
+from gradveil.auditing.costs import costs
+from gradveil.auditing.exchange import Broadcast, Exchange, Private, broadcast, choose_private, exchange
+from gradveil.auditing.flags import explained, flagged
 from gradveil.auditing.ranks import ranked
 from gradveil.auditing.rows import row
 from gradveil.auditing.scoring import Judge
 from gradveil.auditing.store import Store
-from gradveil.auditing.verdict import flagged, verdicts
+from gradveil.auditing.suites import Setting, suite
+from gradveil.auditing.verdict import GRADES, verdicts
+from gradveil.client import cross_entropy
 from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import derive
 from gradveil.core.tensor_files import write_tensors
-from gradveil.data import load
+from gradveil.core.types import Domain, Loss
+from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES
 from gradveil.threat import Observation, broadcasts, save_observations, threat_model
 
@@ -37,12 +43,27 @@ TOGETHER = {"cpu": 128, "cuda": 1024}
 
 def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> dict[str, Any]:
     """Audit a case into a folder and return what ``audit.json`` holds. Rows already saved are not run again."""
+    return run_on(case, load(case.data, progress=progress), folder, resume=resume, progress=progress)
+
+
+def run_on(
+    case: Case,
+    data: ImageSet,
+    folder: Path,
+    *,
+    own: nn.Module | None = None,
+    loss: Loss = cross_entropy,
+    resume: bool = False,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """The same on a data set, a module and a loss that are at hand; what the case names then are but titles."""
     check_device(case.device)
     _check_threat(case)
+    costs(case.training, case.defenses)
+    sends = cache(lambda reshaped: broadcast(case, reshaped, data, own))
+    case = case if case.attacks else _with_suite(case, sends(None), data.domain)
     store = Store(folder)
     store.open(resume=resume)
-    data = load(case.data, progress=progress)
-    sends = cache(lambda reshaped: broadcast(case, reshaped, data))
     for defense in case.defenses:
         DEFENSES.build(defense).check(sends(DEFENSES.reshaping(defense)).module)
     private = choose_private(data, case)
@@ -53,7 +74,7 @@ def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progre
     def observed(defense: str, crafted_by: str | None) -> Exchange:
         """The exchange of one defense, made when first asked for and saved as the adversary would have it."""
         attack = None if crafted_by is None else ATTACKS.build(crafted_by, case.effort())
-        made = exchange(case, defense, private, data, sends(DEFENSES.reshaping(defense)), progress, attack)
+        made = exchange(case, defense, private, data, sends(DEFENSES.reshaping(defense)), progress, attack, loss)
         alike: dict[tuple[int, ...], list[Observation]] = {}
         for one in made.observations:
             alike.setdefault(broadcasts(one), []).append(one)
@@ -105,7 +126,9 @@ def assemble(case: Case | ObservedCase, rows: list[dict[str, Any]], *, complete:
         "case": case.as_json(),
         "environment": environment(case.device),
         "rows": marked,
-        "verdicts": verdicts(marked),
+        "verdicts": verdicts(marked, costs(case.training)),
+        "flags": explained(marked),
+        "grades": GRADES,
     }
 
 
@@ -144,6 +167,7 @@ def _row(
         found=found,
         seconds=seconds,
         log={} if cell.prior_only else made.log.means(),
+        randomized=made.randomized and not cell.prior_only,
         files={
             "reconstruction": store.relative(store.reconstruction(digest)),
             "observation": store.relative(store.observation(cell.defense, _crafted_by(cell))),
@@ -160,6 +184,19 @@ def _save_truth(store: Store, private: Private) -> None:
 def check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
+
+
+def _with_suite(case: Case, made: Broadcast, domain: Domain) -> Case:
+    """The case with the attacks of its budget that can run on it."""
+    setting = Setting(
+        threat=threat_model(case.threat),
+        module=made.module,
+        model=case.model,
+        domain=domain,
+        recipe=case.recipe,
+        batch_size=case.batch_size,
+    )
+    return case.model_copy(update={"attacks": suite(case.budget, setting)})
 
 
 def _check_threat(case: Case) -> None:

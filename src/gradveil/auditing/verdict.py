@@ -1,66 +1,91 @@
-"""What the rows say of each defense, and which rows not to trust blindly."""
+"""The verdict on each defense: its worst case, graded, in words, and what it costs where that was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-PRIOR_ONLY = "prior-only"
+from gradveil.auditing.costs import Cost
+from gradveil.auditing.flags import PRIOR_ONLY, Row, prior_of
+from gradveil.threat import threat_model
+
+GRADES = {
+    "privacy": {"A": 0.1, "B": 0.25, "C": 0.5, "D": 0.75},
+    "utility": {"A": 0.01, "B": 0.03, "C": 0.06, "D": 0.12},
+}
+"""Up to where each grade goes; above all of them is F. Privacy: the share identified beyond chance, at the upper end of
+its interval. Utility: the accuracy lost."""
+WORST = "F"
 
 
-def flagged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with their flags.
-
-    ``prior-only as good``: raised if the attack identified no more than the same search without the update, because
-    then its pictures come from the prior. ``diverged``: raised if a search ended on a value that is not finite.
-    """
-    chance = _chance(rows)
-    marked = []
-    for row in rows:
-        flags, alone = [], chance.get(row["attack"])
-        if alone is not None and row["identified"] is not None and row["identified"] <= alone["identified"]:
-            flags.append("prior-only as good")
-        if any(image["stopped"] == "diverged" for image in row["per_image"]):
-            flags.append("diverged")
-        marked.append({**row, "flags": flags})
-    return marked
-
-
-def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One verdict per defense: its worst case over the attacks and rounds, beside chance."""
+def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> list[dict[str, Any]]:
+    """One verdict per defense: its worst case over the attacks and rounds, beside chance and beside its cost."""
     attacks = [row for row in rows if row["attack"] != PRIOR_ONLY]
-    chance = _chance(rows)
     found = []
     for defense in dict.fromkeys(row["defense"] for row in attacks):
         worst = max((row for row in attacks if row["defense"] == defense), key=_leakage)
-        alone = chance.get(worst["attack"])
+        alone = prior_of(worst, rows)
         found.append(
             {
                 "defense": defense,
+                "grade": privacy_grade(worst),
                 "identified": worst["identified"],
                 "identified_interval": worst["identified_interval"],
                 "attack": worst["attack"],
                 "threat": worst["threat"],
+                "adversary": threat_model(worst["threat"]).title,
                 "prior_only_identified": None if alone is None else alone["identified"],
                 "images": worst["images"],
                 **({"round": worst["round"]} if "round" in worst else {}),
+                "flags": worst["flags"],
                 "sentence": _sentence(worst, alone),
+                "cost": _cost((costs or {}).get(defense)),
             }
         )
     return found
 
 
-def _chance(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By attack, the row of the same search without the update."""
-    return {row["prior_of"]: row for row in rows if row["attack"] == PRIOR_ONLY}
+def privacy_grade(row: Row) -> str | None:
+    """From A to F by the upper end of the interval, less what picking at random would get; None if not measured.
+
+    The upper end is what the images tried cannot exclude: a good grade takes many of them.
+    """
+    if row["identified_interval"] is None:
+        return None
+    chance = 1 / row["gallery"]
+    return _grade((row["identified_interval"][1] - chance) / (1 - chance), GRADES["privacy"])
 
 
-def _leakage(row: dict[str, Any]) -> tuple[float, float]:
+def _grade(value: float, bounds: Mapping[str, float]) -> str:
+    return next((letter for letter, bound in bounds.items() if value <= bound), WORST)
+
+
+def _cost(cost: Cost | None) -> dict[str, Any] | None:
+    if cost is None:
+        return None
+    return {
+        "grade": _grade(cost.accuracy_lost, GRADES["utility"]),
+        "accuracy": cost.accuracy,
+        "accuracy_lost": cost.accuracy_lost,
+        "round_seconds": cost.round_seconds,
+        "time_added": cost.time_added,
+        "sentence": _cost_sentence(cost),
+    }
+
+
+def _cost_sentence(cost: Cost) -> str:
+    points, percent = round(100 * cost.accuracy_lost, 1), round(100 * cost.time_added)
+    lost = f"{abs(points):g} points of accuracy {'lost' if points >= 0 else 'gained'}"
+    time = f"{abs(percent)}% {'more' if percent >= 0 else 'less'} time per round"
+    return f"In training, {lost} ({cost.accuracy:.1%} instead of {cost.plain_accuracy:.1%}) and {time}."
+
+
+def _leakage(row: Row) -> tuple[float, float]:
     """What was scored comes before what was not."""
     return (-1.0, 0.0) if row["identified"] is None else (row["identified"], row["psnr"])
 
 
-def _sentence(row: dict[str, Any], alone: dict[str, Any] | None) -> str:
+def _sentence(row: Row, alone: Row | None) -> str:
     guard = "Without a defense" if row["defense"] == "none" else f"Under {row['defense']}"
     if row["identified"] is None:
         return f"{guard}, nothing could be scored: there is no truth, only the objective of {row['attack']} itself."
@@ -74,5 +99,5 @@ def _sentence(row: dict[str, Any], alone: dict[str, Any] | None) -> str:
     return f"{guard}, {said} picked out of {row['gallery']} by what {row['attack']} rebuilt from the update{without}."
 
 
-def _count(row: dict[str, Any]) -> int:
+def _count(row: Row) -> int:
     return round(float(row["identified"]) * int(row["images"]))

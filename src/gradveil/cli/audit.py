@@ -20,6 +20,7 @@ from gradveil.auditing import (
     run_case,
     run_observed,
     score_again,
+    write_junit,
 )
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
@@ -43,7 +44,10 @@ def audit(
     data: Annotated[str | None, typer.Option(help="Private data, such as cifar10-samples.")] = None,
     model: Annotated[str | None, typer.Option(help="Model, such as lenet:init=wide, or pkg.module:factory.")] = None,
     defense: Annotated[list[str] | None, typer.Option(help="Defense, such as noise:sigma=0.1. Repeatable.")] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Attack, such as ig:tv=0.01. Repeatable.")] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="Attack, such as ig:tv=0.01. Repeatable; by itself the suite that the budget names."),
+    ] = None,
     threat: Annotated[str | None, typer.Option(help="Threat model A to H, with extras as in C+labels.")] = None,
     images: Annotated[int | None, typer.Option(help="How many private images.")] = None,
     every: Annotated[int | None, typer.Option(help="Take every k-th image of the data set.")] = None,
@@ -53,14 +57,23 @@ def audit(
     lr: Annotated[float | None, typer.Option(help="Local learning rate.")] = None,
     train_mode: Annotated[bool | None, typer.Option(help="Batch norm in train or eval mode on the client.")] = None,
     restarts: Annotated[int | None, typer.Option(help="Restarts of each attack.")] = None,
-    budget: Annotated[str | None, typer.Option(help="quick, standard or thorough.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="quick, standard or thorough: how many attacks, and how hard they try.")
+    ] = None,
     gallery: Annotated[int | None, typer.Option(help="Pictures to pick the private one out of.")] = None,
     seed: Annotated[int | None, typer.Option(help="All random draws derive from it.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself cuda where there is one.")] = None,
+    training: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Read what a defense costs off this gradveil train folder. Repeatable."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the audit; by itself audits/ and the time.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an audit that was interrupted.")] = False,
     fail_above: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 3 if a verdict is above it.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE.xml", help="Write one test per defense for continuous integration.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print audit.json and nothing else.")] = False,
 ) -> None:
@@ -70,6 +83,7 @@ def audit(
         "observations": observations or None, "data": data, "model": model, "defenses": defense or None,
         "attacks": attack or None, "threat": threat, "images": images, "every": every, "batch_size": batch_size,
         "restarts": restarts, "budget": budget, "gallery": gallery, "seed": seed, "device": device,
+        "training": training or None,
     }  # fmt: skip
     fields |= {key: value for key, value in said.items() if value is not None}
     fields.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
@@ -83,6 +97,8 @@ def audit(
         _errors.print(f"interrupted; finished rows are kept: go on with {again}", highlight=False)
         raise typer.Exit(130) from None
     page = render(folder)
+    if junit is not None:
+        write_junit(result, junit, min((bound for _, bound in bounds), default=None))
     if as_json:
         sys.stdout.write((folder / "audit.json").read_text())
     else:
@@ -170,14 +186,21 @@ def _print_summary(result: dict[str, Any], page: Path) -> None:
             _plain(row["ssim"], ".3f"), _plain(row["lpips"], ".3f"), _plain(row["identified"], ".0%"),
             _plain(row["label_accuracy"], ".0%"), _plain(row["seconds"], ".1f"),
         )  # fmt: skip
-    _out.print(table, width=None if _out.is_terminal else _WIDE)  # a file or a pipe has no edge to wrap at
+    (_out if _out.is_terminal else Console(width=_WIDE)).print(table)  # a file or a pipe has no edge to wrap at
     _out.print()
     for verdict in result["verdicts"]:
-        _out.print(verdict["sentence"], highlight=False, markup=False)
+        _print_verdict(verdict)
     for reason, names in _missing(result["rows"]).items():
         what = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available"
         _out.print(f"{what}: {reason}", highlight=False, markup=False)
     _out.print(f"\nreport: {page}", highlight=False, markup=False)
+
+
+def _print_verdict(verdict: dict[str, Any]) -> None:
+    grade = "not graded" if verdict["grade"] is None else f"grade {verdict['grade']}"
+    _out.print(f"{verdict['sentence']} ({grade})", highlight=False, markup=False)
+    if verdict["cost"] is not None:
+        _out.print(f"  {verdict['cost']['sentence']} (grade {verdict['cost']['grade']})", highlight=False, markup=False)
 
 
 def _plain(value: float | str | None, style: str = "") -> str:

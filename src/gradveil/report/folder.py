@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradveil.core.errors import BadFileError
@@ -74,6 +74,25 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a defense costs in training: shares of accuracy and of time, beside a training without one."""
+
+    grade: str
+    accuracy: float | None
+    accuracy_lost: float | None
+    time_added: float | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a flag says: when it is raised, and why that matters."""
+
+    raised_if: str
+    because: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The worst case of one defense over all attacks."""
 
@@ -85,6 +104,9 @@ class Verdict:
     chance: float | None
     images: int | None
     sentence: str
+    grade: str | None = None
+    flags: tuple[str, ...] = ()
+    cost: Cost | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +121,10 @@ class Audit:
     verdicts: tuple[Verdict, ...]
     trainings: tuple[Fields, ...] = ()
     """Where saved exchanges come from; empty where exchanges were made for the audit."""
+    flags: dict[str, Meaning] = field(default_factory=dict)
+    """What the flags of the rows mean, by name."""
+    grades: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Up to where each grade goes, for privacy and for utility."""
 
     def path(self, name: str) -> Path:
         """A file of this audit. A name that leads out of the folder is refused: the JSON may come from a stranger."""
@@ -127,10 +153,17 @@ def load(folder: Path) -> Audit:
     rows = tuple(_row(fields) for fields in top.objects("rows", "row"))
     if not rows:
         raise BadFileError(f"{path} holds no rows yet; finish the audit with --resume")
-    verdicts = tuple(_verdict(fields) for fields in top.objects("verdicts", "verdict"))
-    complete = top.raw.get("complete") is not False
-    trainings = tuple(top.objects("trainings", "training"))
-    return Audit(folder, complete, top.object("case"), top.object("environment"), rows, verdicts, trainings)
+    return Audit(
+        folder=folder,
+        complete=top.raw.get("complete") is not False,
+        case=top.object("case"),
+        environment=top.object("environment"),
+        rows=rows,
+        verdicts=tuple(_verdict(fields) for fields in top.objects("verdicts", "verdict")),
+        trainings=tuple(top.objects("trainings", "training")),
+        flags=_meanings(top.object("flags")),
+        grades={kind: _bounds(top.object("grades").object(kind)) for kind in ("privacy", "utility")},
+    )
 
 
 def read_json(path: Path, what: str) -> object:
@@ -211,7 +244,29 @@ def _verdict(fields: Fields) -> Verdict:
         chance=fields.number("prior_only_identified"),
         images=_whole(fields, "images"),
         sentence=fields.optional_text("sentence") or "",
+        grade=fields.optional_text("grade"),
+        flags=tuple(dict.fromkeys(fields.texts("flags"))),
+        cost=None if fields.raw.get("cost") is None else _cost(fields.object("cost")),
     )
+
+
+def _cost(fields: Fields) -> Cost:
+    return Cost(
+        grade=fields.text("grade"),
+        accuracy=fields.number("accuracy"),
+        accuracy_lost=fields.number("accuracy_lost"),
+        time_added=fields.number("time_added"),
+        sentence=fields.optional_text("sentence") or "",
+    )
+
+
+def _meanings(fields: Fields) -> dict[str, Meaning]:
+    each = {name: fields.object(name) for name in fields.raw}
+    return {name: Meaning(one.text("raised_if"), one.text("because")) for name, one in each.items()}
+
+
+def _bounds(fields: Fields) -> dict[str, float]:
+    return {letter: bound for letter in fields.raw if (bound := fields.number(letter)) is not None}
 
 
 def _whole(fields: Fields, key: str) -> int | None:

@@ -48,6 +48,7 @@ def templates() -> jinja2.Environment:
         "defense_name": words.defense_name,
         "attack_name": words.attack_name,
         "threat_name": words.threat_name,
+        "points": words.points,
     }
     return environment
 
@@ -66,6 +67,8 @@ def _content(audit: Audit) -> dict[str, object]:
         "data": _named(audit, "data"),
         "headline": words.headline(audit.verdicts),
         "cards": [(verdict, words.above_chance(verdict), plots.share_bar(verdict)) for verdict in audit.verdicts],
+        "privacy_grades": words.grades(audit.grades["privacy"], "%") if _graded(audit) else "",
+        "utility_grades": words.grades(audit.grades["utility"], "") if _costed(audit) else "",
         "threats": list(dict.fromkeys(row.threat for row in audit.rows)),
         "assumptions": words.assumptions(audit.rows),
         "setting": words.setting(audit.case, audit.trainings),
@@ -76,11 +79,19 @@ def _content(audit: Audit) -> dict[str, object]:
         "missing": words.missing(audit.rows),
         "logged": words.logged(audit.rows),
         "flags": flags,
-        "explained": words.FLAGS,
+        "explained": audit.flags,
         "flag_numbers": {flag: number for number, (flag, _) in enumerate(flags, start=1)},
         "curves": _curves(audit.rows),
         "case_yaml": yaml.safe_dump(dict(audit.case.raw), sort_keys=False, allow_unicode=True),
     }
+
+
+def _graded(audit: Audit) -> bool:
+    return any(verdict.grade for verdict in audit.verdicts)
+
+
+def _costed(audit: Audit) -> bool:
+    return any(verdict.cost for verdict in audit.verdicts)
 
 
 def _named(audit: Audit, key: str) -> str:

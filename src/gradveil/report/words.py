@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gradveil.report.fields import Fields, number_or_none
 from gradveil.report.folder import Row, Verdict
-from gradveil.report.measures import MEASURES, styled
+from gradveil.report.measures import MEASURES, NOT_AVAILABLE, styled
 
 THREATS = {
     "A": "eavesdropper",
@@ -17,12 +17,6 @@ THREATS = {
     "F": "active manipulator",
     "G": "data-enhanced manipulator",
     "H": "active client manipulator",
-}
-
-FLAGS = {
-    "prior-only as good": "The attack identified no more images than the same search does without the update: its "
-    "pictures may come from the prior alone. Either the defense holds, or this attack was too weak to tell.",
-    "diverged": "A search ended on a value that is not finite, so the attack was weaker than it could be.",
 }
 
 
@@ -84,6 +78,26 @@ def headline(verdicts: Sequence[Verdict]) -> str:
         f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
         f"explains. At worst, {extreme}."
     )
+
+
+def grades(bounds: Mapping[str, float], unit: str) -> str:
+    """Up to where each grade goes.
+
+    >>> grades({"A": 0.1, "B": 0.25}, "%")
+    'A up to 10%, B up to 25%, F above'
+    """
+    return ", ".join([*(f"{letter} up to {100 * bound:g}{unit}" for letter, bound in bounds.items()), "F above"])
+
+
+def points(share: float | None) -> str:
+    """A share of accuracy in points.
+
+    >>> points(0.0312), points(-0.01), points(None)
+    ('3.1 points', 'none (1.0 points gained)', 'n/a')
+    """
+    if share is None:
+        return NOT_AVAILABLE
+    return f"{100 * share:.1f} points" if share >= 0 else f"none ({-100 * share:.1f} points gained)"
 
 
 def setting(case: Fields, trainings: Sequence[Fields] = ()) -> list[str]:

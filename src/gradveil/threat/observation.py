@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gradveil.client.local import cross_entropy
 from gradveil.core.trees import moved
-from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.core.types import Batch, Domain, Loss, Params, Recipe
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES
 from gradveil.models import batch_norm_statistics
@@ -42,6 +43,8 @@ class Observation:
     """Names of the parameters that a dishonest server tampered with; empty for an honest broadcast."""
     earlier: tuple[Observation, ...] = ()
     """What the same client answered before, where the adversary may ask again; the oldest first."""
+    loss: Loss = cross_entropy
+    """What clients minimise; as public as the architecture."""
     candidates: ImageSet | None = None
     """A list with the private examples somewhere among others. It is not saved: a file must not choose what is read."""
 
@@ -68,6 +71,7 @@ def observe(
     crafted: tuple[str, ...] = (),
     earlier: tuple[Observation, ...] = (),
     candidates: ImageSet | None = None,
+    loss: Loss = cross_entropy,
 ) -> Observation:
     """What this threat model's adversary sees of one exchange. The only place where private facts are let through."""
     knows = threat.knows
@@ -88,6 +92,7 @@ def observe(
         crafted=crafted,
         earlier=earlier,
         candidates=candidates if Knowledge.CANDIDATES in knows else None,
+        loss=loss,
     )
 
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil import models
+from gradveil.client.local import cross_entropy
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.registry import split_spec
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import stack
-from gradveil.core.types import Domain, Params, Recipe
+from gradveil.core.types import Domain, Loss, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
@@ -63,6 +64,7 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
         "reshaped": first.reshaped,
         "crafted": list(first.crafted),
         "earlier": len(first.earlier),
+        "loss": None if first.loss is cross_entropy else getattr(first.loss, "__qualname__", repr(first.loss)),
     }
     write_tensors(path, KIND, tensors, meta)
 
@@ -72,10 +74,11 @@ def broadcasts(one: Observation) -> tuple[int, ...]:
     return tuple(id(asked.sent) for asked in (*one.earlier, one))
 
 
-def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Observation]:
+def load_observations(path: Path, *, module: nn.Module | None = None, loss: Loss | None = None) -> list[Observation]:
     """Read a file of observations.
 
-    Where the file names a user's own code, ``module`` is the model as that builds it, before any defense reshaped it.
+    Where the file names a user's own code, ``module`` is the model as that builds it, before any defense reshaped it,
+    and ``loss`` what its clients minimise.
     """
     built: list[nn.Module] = []
 
@@ -89,7 +92,9 @@ def load_observations(path: Path, *, module: nn.Module | None = None) -> list[Ob
     architecture = built[0]
     architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
     statistics, labels = _part(tensors, "statistics/"), tensors.get("labels")
-    common = _header(path, meta) | {"module": architecture}
+    if meta.get("loss") is not None and loss is None:
+        raise BadFileError(f"{path}: its clients minimise {meta['loss']!r}, which is yours to give: load it with loss=")
+    common = _header(path, meta) | {"module": architecture, "loss": loss or cross_entropy}
     count: int = meta["replies"]
     places = [f"earlier/{number}/" for number in range(meta.get("earlier") or 0)]
     asked = [_replies(tensors, place, common, count) for place in (*places, "")]

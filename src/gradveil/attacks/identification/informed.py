@@ -16,7 +16,6 @@ from torch import Tensor
 from gradveil.attacks.identification.entering import Entering
 from gradveil.attacks.identification.likeness import Angle, ByTensor, Distance, Likeness
 from gradveil.attacks.identification.marks import By, Marks
-from gradveil.client.local import cross_entropy
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.types import Batch
@@ -125,7 +124,7 @@ def _graddefense(defense: Any, one: Observation, likeness: Likeness) -> Likeness
         return likeness
     start = Step(
         model=Functional(one.module, train_mode=one.recipe is not None and one.recipe.train_mode),
-        loss=cross_entropy,
+        loss=one.loss,
         params=one.sent,
         batch=_stand_in(one),
         number=0,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.attacks import joint
-from gradveil.client.local import cross_entropy, local_update
+from gradveil.client.local import local_update
 from gradveil.core.precise import without_tf32
 from gradveil.core.types import Params, Recipe
 from gradveil.models import Functional
@@ -57,7 +57,7 @@ def _shared(one: Observation, recipe: Recipe) -> Updates:
     def updates(inputs: Tensor, labels: Tensor) -> Params:
         with without_tf32(), torch.enable_grad():
             outputs, calls = network(inputs.unsqueeze(1).requires_grad_())
-            losses = vmap(cross_entropy)(outputs, labels.unsqueeze(1))
+            losses = vmap(one.loss)(outputs, labels.unsqueeze(1))
             slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
         with without_tf32(), torch.no_grad():
             return joint.gradients(calls, slopes, len(inputs))
@@ -69,7 +69,7 @@ def _each_alone(one: Observation, recipe: Recipe) -> Updates:
     model = Functional(one.module, train_mode=recipe.train_mode)
 
     def alone(inputs: Tensor, label: Tensor) -> Params:
-        return local_update(model, cross_entropy, one.sent, inputs.unsqueeze(0), label.unsqueeze(0), recipe)
+        return local_update(model, one.loss, one.sent, inputs.unsqueeze(0), label.unsqueeze(0), recipe)
 
     def updates(inputs: Tensor, labels: Tensor) -> Params:
         with without_tf32():

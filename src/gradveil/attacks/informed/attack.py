@@ -1,0 +1,85 @@
+"""The informed attack: gradient matching by an adversary who knows the defense and answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.engine import Precision, Strategy
+from gradveil.attacks.explain import Explanation
+from gradveil.attacks.informed.moves import counter_for
+from gradveil.attacks.matching import Matching
+from gradveil.attacks.objectives import Cosine
+from gradveil.attacks.regularisers import total_variation
+from gradveil.attacks.search import Adam
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Progress
+from gradveil.threat.model import Knowledge
+from gradveil.threat.observation import Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Informed(Attack):
+    """A matching attack, changed by the counter-move that fits; where none does, it estimates from the update alone."""
+
+    matching: Matching
+    replies: int = 1
+    """How often each client is asked for the same data; more than once takes the power to."""
+
+    @property
+    def requires(self) -> frozenset[Knowledge]:  # type: ignore[override]
+        return self.matching.requires | ({Knowledge.ASK_AGAIN} if self.replies > 1 else set())
+
+    @property
+    def by_defense(self) -> bool:
+        return True
+
+    @property
+    def crafts(self) -> bool:
+        return self.replies > 1
+
+    def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:  # noqa: ARG002
+        """The honest model, again and again: only the questions are dishonest."""
+        return Crafted(server.module, server.model, server.sent, ()) if len(history) < self.replies else None
+
+    def prior_only(self) -> Attack | None:
+        return self.matching.prior_only()
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+        counter = counter_for(seen[0])
+        if counter is None:
+            return replace(self.matching, aware=True).run(seen, seeds=seeds, progress=progress)
+        matching = counter.adapted(replace(self.matching, counter=counter))
+        found = matching.run([counter.observed(one) for one in seen], seeds=seeds, progress=progress)
+        return [counter.revealed(each, one) for each, one in zip(found, seen, strict=True)]
+
+
+@ATTACKS.register("informed")
+def informed(
+    budget: Budget,
+    *,
+    iterations: int | None = None,
+    restarts: int | None = None,
+    lr: float = 0.1,
+    tv: float = 1e-3,
+    signed: bool = True,
+    replies: int = 1,
+    match: Explanation = "simulated",
+    strategy: Strategy = "auto",
+    precision: Precision = "float32",
+) -> Attack:
+    """IG by an adversary who answers the defense it knows with the counter-move that fits, else `ig` with `aware`."""
+    if replies < 1:
+        raise GradveilError(f"attack informed: replies is at least 1, not {replies}")
+    matching = Matching(
+        title="informed",
+        objective=Cosine(),
+        search=Adam(iterations=iterations or budget.iterations, lr=lr, signed=signed),
+        restarts=restarts or budget.restarts,
+        regularisers=((tv, total_variation),),
+        explanation=match,
+        strategy=strategy,
+        precision=precision,
+    )
+    return Informed(matching=matching, replies=replies)

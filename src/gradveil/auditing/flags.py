@@ -1,0 +1,163 @@
+"""Flags: reasons to look twice at a row. Each is data: a name, when it is raised, why, and the test on the rows.
+
+``docs/flags.md`` says the same at more length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradveil.attacks import ATTACKS, BUDGETS
+from gradveil.threat import Knowledge, threat_model
+
+PRIOR_ONLY = "prior-only"
+_FALL = 0.01
+"""The share of its first value by which an objective has to fall to count as fallen."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A reason not to take a row at face value."""
+
+    name: str
+    raised_if: str
+    because: str
+    raised: Callable[[Row, Sequence[Row]], bool]
+    """(row of an attack, all rows of the audit) -> whether the row is flagged."""
+
+
+def prior_of(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The row of the same search without the update, which is what chance looks like."""
+    return next((other for other in rows if other["prior_of"] == row["attack"]), None)
+
+
+def _prior_as_good(row: Row, rows: Sequence[Row]) -> bool:
+    alone = prior_of(row, rows)
+    return alone is not None and row["identified"] is not None and row["identified"] <= alone["identified"]
+
+
+def _diverged(row: Row, _: Sequence[Row]) -> bool:
+    return any(image["stopped"] == "diverged" for image in row["per_image"])
+
+
+def _did_not_fall(row: Row, _: Sequence[Row]) -> bool:
+    searched = [line for line in row["trace"]["objective"] if len(line) > 1]
+    known = [[value for value in line if value is not None] for line in searched]
+    return any(not line or line[0] - line[-1] <= _FALL * abs(line[0]) for line in known)
+
+
+def _weaker_was_better(row: Row, rows: Sequence[Row]) -> bool:
+    """Compares with attacks that think less of the defense; of equals, one that did as well is enough."""
+    scored = [other for other in rows if other["attack"] != PRIOR_ONLY and other["identified"] is not None]
+    beside = [other for other in scored if _place(other) == _place(row)]
+    if row["identified"] is None or _thought(row["attack"]) < max(_thought(other["attack"]) for other in beside):
+        return False
+    better = [other["attack"] for other in beside if other["identified"] > row["identified"]]
+    weaker = [attack for attack in better if _thought(attack) < _thought(row["attack"])]
+    return len(weaker) == len(better) and any(_needs(attack) <= _needs(row["attack"]) for attack in weaker)
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    """What was attacked: a defense and, among saved exchanges, the stage of a training."""
+    return row["defense"], row.get("training"), row.get("stage")
+
+
+def _thought(attack: str) -> int:
+    """How much an attack thinks of the defense: 0 not at all, 1 as far as the update shows it, 2 as far as it knows."""
+    name, given = ATTACKS.parse(attack)
+    known = ATTACKS.options(name)
+    return 2 if name == "informed" else int("aware" in known and given.get("aware", known["aware"].default))
+
+
+def _needs(attack: str) -> frozenset[Knowledge]:
+    return ATTACKS.build(attack, BUDGETS["quick"]).requires
+
+
+def _seen_once(row: Row, _: Sequence[Row]) -> bool:
+    return bool(row.get("randomized")) and row.get("asked", 1) == 1
+
+
+def _fell_back(row: Row, _: Sequence[Row]) -> bool:
+    return float(row["log"].get("fallback_rate", 0.0)) > 0
+
+
+def _wrong_labels(row: Row, _: Sequence[Row]) -> bool:
+    granted = Knowledge.LABELS in threat_model(row["threat"]).knows
+    inferred = row["label_accuracy"] is not None and "candidates" not in row and not granted
+    return inferred and row["label_accuracy"] < 1
+
+
+def _statistics_given(row: Row, _: Sequence[Row]) -> bool:
+    return bool(row.get("statistics_given"))
+
+
+FLAGS = (
+    Flag(
+        "prior-only as good",
+        "the attack identified no more images than its prior-only row, the same search without the update",
+        "its pictures may come from the prior alone. Either the defense holds, or this attack was too weak to tell",
+        _prior_as_good,
+    ),
+    Flag(
+        "diverged",
+        "at least one search ended on an objective that is not finite",
+        "such a search was weaker than it could have been, so the row may understate what leaks",
+        _diverged,
+    ),
+    Flag(
+        "objective did not fall",
+        "at least one search ended with an objective less than 1% below the one it started from",
+        "a search that gets nowhere says nothing of what leaks: its step, its start or its objective does not fit",
+        _did_not_fall,
+    ),
+    Flag(
+        "weaker attack was better",
+        "an attack that thinks less of the defense, and needs no more knowledge, identified more images than the most "
+        "informed one",
+        "the informed attack is then not the strongest there is, and an informed one that works may find still more",
+        _weaker_was_better,
+    ),
+    Flag(
+        "random defense seen once",
+        "the defense draws at random, and the adversary saw one reply for each private batch",
+        "another draw may give more away, and draws of several rounds can be averaged out",
+        _seen_once,
+    ),
+    Flag(
+        "fallback used",
+        "the defense logged a fallback rate above zero",
+        "in those steps it did not do what it promises, and what was sent instead may be worth more to an attacker",
+        _fell_back,
+    ),
+    Flag(
+        "wrong labels",
+        "labels had to be inferred from the update, and at least one was wrong",
+        "a search for a picture of the wrong class is weaker: labels may become known in another way",
+        _wrong_labels,
+    ),
+    Flag(
+        "batch-norm statistics given",
+        "the attack was given the batch-norm statistics of the private batch",
+        "real systems do not send them, so the row may overstate what leaks",
+        _statistics_given,
+    ),
+)
+
+
+def flagged(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the names of their flags. The search without the update is only looked at for divergence."""
+    return [{**row, "flags": [flag.name for flag in FLAGS if _concerns(flag, row, rows)]} for row in rows]
+
+
+def _concerns(flag: Flag, row: Row, rows: Sequence[Row]) -> bool:
+    return (row["attack"] != PRIOR_ONLY or flag.name == "diverged") and flag.raised(row, rows)
+
+
+def explained(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+    """By name, what the flags of these rows mean: saved beside them for whoever reads them."""
+    names = {name for row in rows for name in row["flags"]}
+    return {flag.name: {"raised_if": flag.raised_if, "because": flag.because} for flag in FLAGS if flag.name in names}

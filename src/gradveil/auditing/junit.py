@@ -1,0 +1,56 @@
+"""The verdicts as a JUnit file, which continuous integration shows beside its other tests: one test per defense."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from gradveil.auditing.verdict import WORST
+from gradveil.core.atomic import write_atomically
+
+_NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+"""Characters that no XML file may hold, but the name of a defense in a stranger's file might."""
+
+
+def write_junit(audit: dict[str, Any], path: Path, bound: float | None = None) -> None:
+    """Write one test case per defense. It fails above the bound on ``identified`` or, without one, on the worst grade.
+
+    The text of a failure is the verdict's sentence. What could not be measured is skipped.
+    """
+    found = audit["verdicts"]
+    failed = [_fails(verdict, bound) for verdict in found]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="gradveil audit",
+        tests=str(len(found)),
+        failures=str(sum(failed)),
+        errors="0",
+        skipped=str(sum(verdict["identified"] is None for verdict in found)),
+    )
+    for verdict, fails in zip(found, failed, strict=True):
+        seconds = sum(
+            row["seconds"] for row in audit["rows"] if row["defense"] == verdict["defense"] and row["prior_of"] is None
+        )
+        test = ElementTree.SubElement(
+            suite, "testcase", classname="gradveil.audit", name=_legal(verdict["defense"]), time=f"{seconds:.3f}"
+        )
+        if fails:
+            message = f"grade {verdict['grade']}: {verdict['identified']:.0%} identified"
+            ElementTree.SubElement(test, "failure", type="leak", message=message).text = _legal(verdict["sentence"])
+        elif verdict["identified"] is None:
+            ElementTree.SubElement(test, "skipped", message=_legal(verdict["sentence"]))
+        else:
+            ElementTree.SubElement(test, "system-out").text = _legal(f"Grade {verdict['grade']}. {verdict['sentence']}")
+    write_atomically(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
+
+
+def _fails(verdict: dict[str, Any], bound: float | None) -> bool:
+    if verdict["identified"] is None:
+        return False
+    return bool(verdict["grade"] == WORST if bound is None else verdict["identified"] > bound)
+
+
+def _legal(text: str) -> str:
+    return _NOT_XML.sub("?", text)

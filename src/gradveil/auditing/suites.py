@@ -1,0 +1,145 @@
+"""Suites: which attacks an audit runs when none is named. The budget, the threat model and the case decide.
+
+There is nothing to tune. An attack is in the suite from some budget on, and only where it can run: where the threat
+model grants all it needs, and the model, the data and the recipe allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from gradveil.attacks import ATTACKS, BUDGETS
+from gradveil.attacks.analytic import readable_layer
+from gradveil.attacks.generative import SHIPPED
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Domain, Recipe
+from gradveil.models import classifier, split_front
+from gradveil.threat import Knowledge, Observation, ThreatModel, threat_model
+
+_ONLY_WHILE_MADE = frozenset({Knowledge.CRAFT, Knowledge.CANDIDATES})
+"""What saved exchanges cannot give: they are answered already, and their files name no candidates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What decides which attacks can run."""
+
+    threat: ThreatModel
+    module: nn.Module
+    model: str
+    domain: Domain
+    recipe: Recipe
+    """How the client trains; for the choice only, whether the adversary knows it or not."""
+    batch_size: int
+    saved: bool = False
+    """Whether the exchanges were saved elsewhere."""
+
+    @property
+    def knows(self) -> frozenset[Knowledge]:
+        return self.threat.knows - _ONLY_WHILE_MADE if self.saved else self.threat.knows
+
+    @property
+    def one_gradient(self) -> bool:
+        return self.recipe.sends == "gradient"
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the adversary can repeat the client's local run."""
+        return self.one_gradient or Knowledge.RECIPE in self.knows
+
+    @property
+    def reads_first_layer(self) -> bool:
+        """Whether inputs can be read off the gradient of the first layer."""
+        try:
+            readable_layer(self.module, self.domain, "analytic")
+        except GradveilError:
+            return False
+        return True
+
+    @property
+    def has_generator(self) -> bool:
+        return self.replayable and self.domain.shape in SHIPPED
+
+    @property
+    def has_statistics(self) -> bool:
+        return self.replayable and Knowledge.STATISTICS in self.knows
+
+    @property
+    def fishable(self) -> bool:
+        """Whether a crafted classifier can single out one of several examples."""
+        bias = f"{classifier(self.module, self.domain)}.bias"
+        several = self.batch_size > 1 and self.domain.classes > 1
+        return several and self.one_gradient and bias in dict(self.module.named_parameters())
+
+
+@dataclass(frozen=True)
+class Member:
+    """An attack of the suites: from which budget on, and where it can run."""
+
+    attack: str
+    since: str
+    fits: Callable[[Setting], bool] = lambda setting: setting.replayable
+
+
+MEMBERS = (
+    Member("analytic", "quick", lambda setting: setting.reads_first_layer),
+    Member("informed", "quick"),
+    Member("informed:match=averaged", "quick", lambda setting: not setting.replayable),
+    Member("identify", "quick", lambda _: True),
+    Member("imprint", "quick", lambda setting: split_front(setting.model)[0] is None),
+    Member("trap", "quick", lambda setting: setting.reads_first_layer),
+    Member("ig", "standard"),
+    Member("gi", "standard", lambda setting: setting.has_statistics),
+    Member("sme", "standard", lambda setting: not setting.one_gradient),
+    Member("fingerprint", "standard", lambda _: True),
+    Member("fishing", "standard", lambda setting: setting.fishable),
+    Member("ggl:optimizer=adam,iterations=200,restarts=1", "standard", lambda setting: setting.has_generator),
+    Member("idlg", "thorough", lambda setting: setting.one_gradient and setting.batch_size == 1),
+    Member("gi", "thorough", lambda setting: setting.replayable and not setting.has_statistics),
+    Member("ggl", "thorough", lambda setting: setting.has_generator),
+    Member("gias", "thorough", lambda setting: setting.has_generator),
+    Member("gifd", "thorough", lambda setting: setting.has_generator),
+)
+"""A larger budget runs all that a smaller one does. One short search in a generator is what fits into standard: its
+steps cost some eight times those of a search over pixels."""
+
+
+def suite(budget: str, setting: Setting) -> tuple[str, ...]:
+    """The attacks of a budget that can run in a setting, the cheap ones first."""
+    upto = list(BUDGETS)[: list(BUDGETS).index(budget) + 1]
+    chosen = [
+        ATTACKS.canonical(member.attack)
+        for member in MEMBERS
+        if member.since in upto and _granted(member, setting) and member.fits(setting)
+    ]
+    if not chosen:
+        raise GradveilError(
+            f"no attack of the {budget} suite can run on {setting.model} under threat {setting.threat.name}: "
+            "name one with --attack, or grant more, as in --threat C"
+        )
+    return tuple(chosen)
+
+
+def suite_for_saved(budget: str, seen: Sequence[Observation]) -> tuple[str, ...]:
+    """The attacks that can run on all of these saved exchanges."""
+    each = [suite(budget, _setting_of(one)) for one in seen]
+    return tuple(attack for attack in each[0] if all(attack in others for others in each))
+
+
+def _granted(member: Member, setting: Setting) -> bool:
+    return ATTACKS.build(member.attack, BUDGETS[member.since]).requires <= setting.knows
+
+
+def _setting_of(one: Observation) -> Setting:
+    return Setting(
+        threat=threat_model(one.threat),
+        module=one.module,
+        model=one.model,
+        domain=one.domain,
+        recipe=one.recipe or Recipe(sends=one.kind),
+        batch_size=one.batch_size or 1,
+        saved=True,
+    )

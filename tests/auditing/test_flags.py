@@ -1,0 +1,140 @@
+"""Every flag on rows that raise it and on rows that do not, and where it is told apart from what looks alike."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradveil.auditing import make_case, run_case
+from gradveil.auditing.flags import FLAGS, explained, flagged
+
+PAGE = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """An attack that found half of the images, with nothing to complain of."""
+    plain = {
+        "defense": "none",
+        "attack": "ig",
+        "prior_of": None,
+        "threat": "C",
+        "identified": 0.5,
+        "label_accuracy": 1.0,
+        "per_image": [{"stopped": "budget"}, {"stopped": "budget"}],
+        "trace": {"steps": [0, 10, 20], "objective": [[1.0, 0.5, 0.2], [0.9, 0.4, 0.3]]},
+        "log": {},
+        "randomized": False,
+        "asked": 1,
+        "statistics_given": False,
+    }
+    return plain | changes
+
+
+def prior(identified: float, of: str = "ig") -> dict[str, Any]:
+    flat = {"steps": [0, 10], "objective": [[0.1, 0.1]]}
+    return row(attack="prior-only", prior_of=of, identified=identified, label_accuracy=0.0, trace=flat)
+
+
+def trace(*lines: list[float | None]) -> dict[str, Any]:
+    return {"trace": {"steps": list(range(len(lines[0]))), "objective": list(lines)}}
+
+
+def raised(*rows: dict[str, Any]) -> list[str]:
+    """The flags of the first row."""
+    first: list[str] = flagged(rows)[0]["flags"]
+    return first
+
+
+AWARE, NOISE = "ig:aware=true", "noise:sigma=0.1"
+
+RAISING = {
+    "prior-only as good": [[row(), prior(0.5)], [row(identified=0.0), prior(0.0)]],
+    "diverged": [[row(per_image=[{"stopped": "budget"}, {"stopped": "diverged"}])]],
+    "objective did not fall": [
+        [row(**trace([1.0, 0.5, 0.2], [0.9, 0.9, 0.895]))],
+        [row(**trace([1.0, 1.2]))],
+        [row(**trace([None, None]))],
+    ],
+    "weaker attack was better": [
+        [row(attack=AWARE), row(identified=0.75)],
+        [row(attack="informed"), row(attack=AWARE, identified=0.75)],
+        [
+            row(attack="ig:aware=true,tv=0.1"),
+            row(attack="ggl", identified=0.25),
+            row(attack="analytic", identified=1.0),
+        ],
+    ],
+    "random defense seen once": [[row(randomized=True)]],
+    "fallback used": [[row(log={"fallback_rate": 0.25})]],
+    "wrong labels": [[row(label_accuracy=0.5)]],
+    "batch-norm statistics given": [[row(statistics_given=True, threat="E")]],
+}
+QUIET = {
+    "prior-only as good": [
+        [row(), prior(0.25)],
+        [row(), prior(1.0, of="dlg")],
+        [row(identified=None), prior(0.0)],
+        [prior(0.0)],
+    ],
+    "diverged": [[row()]],
+    "objective did not fall": [[row()], [row(**trace([0.0]))], [prior(0.0)]],
+    "weaker attack was better": [
+        [row(attack=AWARE), row(identified=0.5)],
+        [row(attack=AWARE), row(identified=1.0, defense=NOISE)],
+        [row(attack=AWARE), row(attack="identify", identified=1.0, threat="D")],
+        [row(attack=AWARE), row(attack="ggl", identified=0.75), row(identified=0.75)],
+        [row(), row(attack=AWARE, identified=1.0)],
+        [row(attack=AWARE), prior(1.0, of="dlg")],
+        [row(attack=AWARE), row(identified=None)],
+        [row(attack=AWARE, identified=None), row()],
+    ],
+    "random defense seen once": [[row(randomized=True, asked=4)], [row()]],
+    "fallback used": [[row(log={"fallback_rate": 0.0})], [row(log={"clipped": 1.0})]],
+    "wrong labels": [
+        [row(label_accuracy=0.5, threat="C+labels")],
+        [row(label_accuracy=0.5, candidates=100)],
+        [row(label_accuracy=None)],
+        [prior(0.0)],
+    ],
+    "batch-norm statistics given": [[row(threat="E")]],
+}  # fmt: skip
+
+
+def test_every_flag_is_tried_both_ways() -> None:
+    assert set(RAISING) == set(QUIET) == {flag.name for flag in FLAGS}
+
+
+@pytest.mark.parametrize(("name", "rows"), [(name, rows) for name, cases in RAISING.items() for rows in cases])
+def test_a_flag_is_raised(name: str, rows: list[dict[str, Any]]) -> None:
+    assert raised(*rows) == [name]
+
+
+@pytest.mark.parametrize(("name", "rows"), [(name, rows) for name, cases in QUIET.items() for rows in cases])
+def test_a_flag_is_not_raised(name: str, rows: list[dict[str, Any]]) -> None:
+    assert name not in raised(*rows)
+
+
+def test_what_a_flag_means_is_saved_beside_the_rows() -> None:
+    marked = flagged([row(randomized=True), prior(0.0)])
+    assert list(explained(marked)) == ["random defense seen once"]
+    assert set(explained(marked)["random defense seen once"]) == {"raised_if", "because"}
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_the_page_says_what_the_flag_says(flag: Any) -> None:
+    section = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    (own,) = (" ".join(part.split()) for part in section if part.startswith(f"`{flag.name}`"))
+    assert f"**Raised if** {flag.raised_if}." in own
+    assert f"**Because** {flag.because}." in own
+
+
+def test_a_real_audit_knows_who_draws_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    random = ["noise:sigma=0.1", "dp", "ats", "precode", "censor:trials=2"]
+    fields = {"model": "mlp", "attacks": ["analytic"], "images": 1, "gallery": 4, "defenses": ["none", "clip", *random]}
+    audit = run_case(make_case(fields), tmp_path / "a")
+    assert [row["defense"] for row in audit["rows"] if "random defense seen once" in row["flags"]] == random

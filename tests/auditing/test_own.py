@@ -1,0 +1,81 @@
+"""gradveil.audit: a module, a batch and a loss from somebody's own program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradveil
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.types import Recipe
+from gradveil.data import load
+from gradveil.threat import load_observations
+
+DIGITS = load("mnist-samples").batch(range(4))
+
+
+def own_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.Sigmoid(), nn.Linear(32, 10))
+
+
+def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.2)
+
+
+def test_a_program_learns_what_its_update_gives_away(tmp_path: Path) -> None:
+    model = own_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = gradveil.audit(model, DIGITS, defense=["none", "noise:sigma=1"], attack="analytic", out=tmp_path / "kept")
+    identified = {row["defense"]: row["identified"] for row in found["rows"] if row["attack"] == "analytic"}
+    assert identified["none"] == 1.0 > identified["noise:sigma=1.0"]
+    assert {row["gallery"] for row in found["rows"]} == {100}  # the digits are shipped samples, and not counted twice
+    assert found == json.loads((tmp_path / "kept" / "audit.json").read_text())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_attacks_match_the_loss_that_clients_minimise() -> None:
+    """With another loss than the client's, the objective could not fall to zero."""
+    pair = (DIGITS.inputs[:1], DIGITS.labels[:1])
+    found = gradveil.audit(own_model(), pair, loss=smoothed, attack="idlg:iterations=200", threat="B")
+    (row,) = [row for row in found["rows"] if row["attack"].startswith("idlg")]
+    assert row["per_image"][0]["objective"] < 1e-4
+    assert row["identified"] == 1.0
+
+
+def test_an_update_over_several_examples_and_local_steps() -> None:
+    recipe = Recipe(sends="delta", lr=0.1, epochs=1, batch_size=1)
+    found = gradveil.audit(own_model(), DIGITS, recipe=recipe, batch_size=2, attack="analytic")
+    assert found["case"]["recipe"]["sends"] == "delta"
+    assert {row["images"] for row in found["rows"]} == {4}
+
+
+def test_saved_observations_ask_for_the_loss(tmp_path: Path) -> None:
+    model = own_model()
+    gradveil.audit(model, DIGITS, loss=smoothed, attack="analytic", out=tmp_path)
+    (path,) = (tmp_path / "observations").glob("*.safetensors")
+    with pytest.raises(BadFileError, match=r"'smoothed'.*loss="):
+        load_observations(path, module=own_model())
+    assert load_observations(path, module=own_model(), loss=smoothed)[0].loss is smoothed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": (torch.rand(1, 1, 9, 9), torch.tensor([0]))}, "1 x 9 x 9.*gallery="),
+        ({"batch": (4 * DIGITS.inputs, DIGITS.labels)}, "normalization into the model"),
+        ({"batch_size": 3}, "cannot be cut"),
+        ({"defense": "nose"}, "nose"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(change: dict[str, object], message: str) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+    model(torch.zeros(1, 1, 9, 9) if "9" in message else DIGITS.inputs)
+    given = {"batch": DIGITS, "attack": "analytic", **change}
+    with pytest.raises(GradveilError, match=message) as caught:
+        gradveil.audit(model, given.pop("batch"), **given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)

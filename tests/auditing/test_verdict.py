@@ -1,0 +1,200 @@
+"""The verdict: grades that follow their rule, a defense that does nothing, one that sends nothing, and costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from gradveil.auditing import make_case, run_case, score_again, write_junit
+from gradveil.auditing.costs import costs
+from gradveil.auditing.verdict import privacy_grade, verdicts
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import map_each
+from gradveil.core.types import Params
+from gradveil.defenses import DEFENSES, Defense
+from gradveil.defenses.base import Step
+from gradveil.federated import Training, run_training
+from gradveil.metrics import wilson
+
+
+class Raw(Defense):
+    """Promises much and sends the gradient as it is."""
+
+
+class Zeros(Defense):
+    """Sends nothing at all."""
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        return map_each(torch.zeros_like, gradient)
+
+
+@pytest.fixture(scope="module")
+def extremes() -> Any:
+    """Two defenses of our own, registered for these tests only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DEFENSES._factories, "raw", Raw)
+        patch.setitem(DEFENSES._factories, "zeros", Zeros)
+        yield
+
+
+@pytest.fixture(scope="module")
+def train(extremes: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Train with these settings and name the folder; a minute of training in a second."""
+    del extremes
+
+    def trained(**settings: Any) -> str:
+        folder = tmp_path_factory.mktemp("training")
+        plain = {"data": "mnist-samples", "clients": 2, "rounds": 6, "batch_size": 8}
+        run_training(Training(**{**plain, **settings}), folder)
+        return str(folder)
+
+    return trained
+
+
+@pytest.fixture(scope="module")
+def audited(train: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An audit of both defenses with their trainings, by a closed form: exact where there is anything to read."""
+    folder = tmp_path_factory.mktemp("extremes") / "audit"
+    case = {
+        "data": "mnist-samples",
+        "model": "mlp",
+        "images": 60,
+        "attacks": ["analytic"],
+        "defenses": ["raw", "zeros"],
+        "training": [train(defense=defense) for defense in ("none", "raw", "zeros")],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADVEIL_OFFLINE", "1")
+        patch.setenv("GRADVEIL_CACHE", str(folder / "empty"))
+        run_case(make_case(case), folder)
+    return folder
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    audit: dict[str, Any] = json.loads((folder / "audit.json").read_text())
+    return audit
+
+
+def test_a_defense_that_does_nothing_gets_the_worst_grade(audited: Path) -> None:
+    raw, _ = saved(audited)["verdicts"]
+    assert (raw["grade"], raw["identified"], raw["cost"]["grade"]) == ("F", 1.0, "A")
+    assert (raw["threat"], raw["adversary"]) == ("C", "parameter-aware eavesdropper")
+    assert raw["sentence"].startswith(
+        "Under raw, all 60 private images were picked out of 100 by what analytic rebuilt"
+    )
+
+
+def test_a_defense_that_sends_nothing_is_private_and_useless(audited: Path) -> None:
+    raw, zeros = saved(audited)["verdicts"]
+    assert (zeros["grade"], zeros["cost"]["grade"]) == ("A", "F")
+    assert zeros["cost"]["accuracy_lost"] > 0.12 > raw["cost"]["accuracy_lost"]
+    assert "diverged" in zeros["flags"]
+    assert "points of accuracy lost" in zeros["cost"]["sentence"]
+
+
+def test_costs_are_still_there_when_scored_again(
+    audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    before = saved(audited)["verdicts"]
+    after = score_again(audited)["verdicts"]
+    assert [verdict["cost"] for verdict in after] == [verdict["cost"] for verdict in before]
+
+
+def scored(identified: int, images: int, gallery: int = 100) -> dict[str, Any]:
+    return {"identified_interval": list(wilson(identified, images)), "gallery": gallery}
+
+
+@pytest.mark.parametrize(
+    ("identified", "images", "grade"),
+    [(0, 32, "A"), (0, 31, "B"), (0, 12, "B"), (0, 11, "C"), (0, 4, "C"), (0, 3, "D"), (0, 2, "D"), (0, 1, "F"),
+     (1, 60, "A"), (16, 32, "D"), (32, 32, "F")],
+)  # fmt: skip
+def test_a_good_grade_takes_many_images(identified: int, images: int, grade: str) -> None:
+    assert privacy_grade(scored(identified, images)) == grade
+
+
+def test_a_grade_takes_chance_off() -> None:
+    assert privacy_grade(scored(8, 40, gallery=100)) == "C"
+    assert privacy_grade(scored(8, 40, gallery=5)) == "B", "one in five is what guessing gets"
+    assert privacy_grade({"identified_interval": None, "gallery": None}) is None
+
+
+def test_the_worst_attack_makes_the_verdict() -> None:
+    def row(attack: str, identified: float, psnr: float) -> dict[str, Any]:
+        interval = list(wilson(round(4 * identified), 4))
+        return {
+            "defense": "none",
+            "attack": attack,
+            "prior_of": None,
+            "threat": "D+labels",
+            "identified": identified,
+            "identified_interval": interval,
+            "psnr": psnr,
+            "images": 4,
+            "gallery": 10,
+            "flags": [attack],
+        }
+
+    (verdict,) = verdicts([row("ig", 0.5, 20.0), row("gi", 0.75, 12.0), row("idlg", 0.75, 13.0)])
+    assert (verdict["attack"], verdict["flags"], verdict["cost"]) == ("idlg", ["idlg"], None)
+    assert verdict["adversary"] == "data-enhanced eavesdropper, labels"
+    assert verdict["identified_interval"] == list(wilson(3, 4))
+
+
+def test_trainings_that_cannot_be_compared_are_refused(train: Callable[..., str]) -> None:
+    plain, zeros = train(rounds=1), train(rounds=1, defense="zeros")
+    assert set(costs([plain, zeros], ["zeros"])) == {"zeros"}
+    for folders, words in (
+        ([zeros], "needs one without a defense"),
+        ([plain, train(rounds=1)], "of the same defense"),
+        ([plain, train(rounds=2, defense="raw")], r"other settings .* \(rounds\)"),
+        (["nowhere"], "holds no training"),
+    ):
+        with pytest.raises(GradveilError, match=words):
+            costs(folders)
+    with pytest.raises(GradveilError, match="add --defense zeros"):
+        costs([plain, zeros], ["none"])
+
+
+def test_a_training_that_is_not_finished_is_refused(train: Callable[..., str]) -> None:
+    folder = Path(train(rounds=1))
+    found = json.loads((folder / "train.json").read_text())
+    (folder / "train.json").write_text(json.dumps(found | {"complete": False}))
+    with pytest.raises(GradveilError, match="not finished"):
+        costs([str(folder)])
+
+
+def junit(audit: dict[str, Any], path: Path, bound: float | None = None) -> dict[str, ElementTree.Element]:
+    write_junit(audit, path, bound)
+    suite = ElementTree.parse(path).getroot()
+    tests = {str(test.get("name")): test for test in suite.iter("testcase")}
+    assert suite.get("tests") == str(len(tests))
+    assert suite.get("failures") == str(len(suite.findall("testcase/failure")))
+    assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
+    return tests
+
+
+def test_junit_has_one_test_per_defense_and_fails_with_the_sentence(audited: Path, tmp_path: Path) -> None:
+    audit = saved(audited)
+    for bound in (None, 0.1):
+        tests = junit(audit, tmp_path / "audit.xml", bound)
+        assert tests["raw"].findtext("failure") == audit["verdicts"][0]["sentence"]
+        assert tests["zeros"].find("failure") is None
+        assert tests["zeros"].findtext("system-out") == f"Grade A. {audit['verdicts'][1]['sentence']}"
+    assert junit(audit, tmp_path / "audit.xml", 1.0)["raw"].find("failure") is None
+
+
+def test_junit_survives_odd_names_and_skips_what_was_not_scored(tmp_path: Path) -> None:
+    odd = {"defense": "a<b>&\0\ud800", "grade": None, "identified": None, "sentence": "nothing \x08 could be scored"}
+    tests = junit({"verdicts": [odd], "rows": []}, tmp_path / "deep" / "audit.xml")
+    skipped = tests["a<b>&??"].find("skipped")
+    assert skipped is not None
+    assert skipped.get("message") == "nothing ? could be scored"
