@@ -45,8 +45,8 @@ def audit(
 
     ``batch`` has inputs [n, C, H, W] in [0, 1] and labels [n]; ``batch_size`` of them are behind each update. A
     reconstruction has to pick the private picture out of these examples and those of ``gallery``: other pictures of
-    the kind, by itself the shipped samples of this shape. Without ``attack``, the budget's suite runs. With ``out``, the
-    folder of the audit is kept there.
+    the kind, by itself the shipped samples of this shape. Without ``attack``, the budget's suite runs. With ``out``,
+    the folder of the audit is kept there.
     """
     inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Batch) else batch
     device = next(iter(model.parameters())).device.type
