@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does
 
@@ -12,6 +13,11 @@ import pytest
 
 from gradveil.auditing import Case, run_case
 from gradveil.report import render
+
+# A shell without job control starts what runs in its background with interrupts ignored, and tests' own processes
+# would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
