@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,21 +101,27 @@ def test_a_resumed_audit_keeps_its_rows_and_adds_new_ones(tmp_path: Path) -> Non
     assert (parts / "rows" / read(parts)["rows"][0]["digest"] / "row.json").stat().st_mtime_ns == first
 
 
-def test_an_interrupted_batch_is_run_again_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_case(make_case(TINY), whole)
+def killed_at_the_second_row(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Interrupts an audit in its second row, before that is saved; the digests of both."""
     save, calls = Store.save_row, []
 
-    def killed_at_the_second(store: Store, digest: str, row: dict[str, Any]) -> None:
+    def save_one(store: Store, digest: str, row: dict[str, Any]) -> None:
         calls.append(digest)
         if len(calls) == 2:
             raise KeyboardInterrupt
         save(store, digest, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "save_row", killed_at_the_second)
+        patch.setattr(Store, "save_row", save_one)
         with pytest.raises(KeyboardInterrupt):
-            run_case(make_case(TINY), parts)
+            work()
+    return calls
+
+
+def test_an_interrupted_batch_is_run_again_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_case(make_case(TINY), whole)
+    calls = killed_at_the_second_row(lambda: run_case(make_case(TINY), parts), monkeypatch)
     assert (parts / "rows" / calls[0] / "row.json").exists()
     assert Store(parts).row(calls[0]) is None, "the other row of its batch is missing"
     run_case(make_case(TINY), parts, resume=True)

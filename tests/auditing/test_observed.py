@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from auditing.test_audit import comparable, read
+from auditing.test_audit import comparable, killed_at_the_second_row, read
 from gradveil.attacks import ATTACKS, Attack, Budget
 from gradveil.auditing import ObservedCase, make_observed_case, run_observed, score_again
 from gradveil.auditing.saved import read_sources
-from gradveil.auditing.store import Store
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.federated import Training, run_training
@@ -125,18 +124,7 @@ def test_resumed_and_interrupted_it_comes_to_the_same(
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_observed(case(tapped), whole)
-    save, calls = Store.save_row, []
-
-    def killed_at_the_second(store: Store, digest: str, row: dict[str, Any]) -> None:
-        calls.append(digest)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        save(store, digest, row)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "save_row", killed_at_the_second)
-        with pytest.raises(KeyboardInterrupt):
-            run_observed(case(tapped), parts)
+    killed_at_the_second_row(lambda: run_observed(case(tapped), parts), monkeypatch)
     with pytest.raises(GradveilError, match="--resume"):
         run_observed(case(tapped), parts)
     run_observed(case(tapped), parts, resume=True)

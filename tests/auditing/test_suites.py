@@ -55,7 +55,7 @@ def test_every_attack_has_a_place() -> None:
 @pytest.mark.parametrize("threat", sorted(set(THREATS) - {"A"}))
 def test_nothing_in_a_suite_needs_more_than_the_threat_model_gives(threat: str) -> None:
     for attack in suite("thorough", setting(threat, "mlp", batch_size=2)):
-        threat_model(threat).vet(attack, ATTACKS.build(attack, BUDGETS["quick"]).requires)
+        assert ATTACKS.build(attack, BUDGETS["quick"]).requires <= threat_model(threat).knows, attack
 
 
 def test_what_cannot_run_is_left_out() -> None:

@@ -60,7 +60,7 @@ def ig(
     match: Explanation = "simulated",
     strategy: Strategy = "auto",
     precision: Precision = "float32",
-) -> Attack:
+) -> Matching:
     """Inverting Gradients (Geiping et al. 2020), also csDLG and GS: cosine matching, signed Adam, total variation.
 
     The weight of total variation is for pixels in [0, 1], where 4e-4 is the paper's 1e-4 for normalised ones. Short

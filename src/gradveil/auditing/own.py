@@ -20,9 +20,8 @@ from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import ImageSet, load
 from gradveil.data.tensors import TensorImages
 from gradveil.defenses import DEFENSES
+from gradveil.defenses.public import SHIPPED
 from gradveil.threat import threat_model
-
-SHIPPED = ("cifar10-samples", "mnist-samples")
 
 
 def audit(
@@ -78,7 +77,7 @@ def _private_first(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | 
     others = _others(inputs, gallery)
     return TensorImages(
         name="your batch",
-        inputs=torch.cat([inputs, others.to(inputs)]),
+        inputs=torch.cat([inputs, others]),
         labels=torch.cat([labels, labels.new_zeros(len(others))]),
         class_names=tuple(map(str, range(classes))),
         mean=(0.0,) * inputs.shape[1],
@@ -87,18 +86,17 @@ def _private_first(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | 
 
 
 def _others(inputs: Tensor, gallery: ImageSet | Tensor | None) -> Tensor:
-    if isinstance(gallery, Tensor):
-        return gallery.detach().cpu()
     if gallery is None:
         shape = tuple(inputs.shape[1:])
         gallery = next((samples for samples in map(load, SHIPPED) if samples.shape == shape), None)
         if gallery is None:
             size = " x ".join(map(str, shape))
             raise GradveilError(f"no shipped sample is {size}: give gallery= other pictures of that shape to hide in")
-    pictures = gallery.batch(range(len(gallery))).inputs
+    pictures = gallery if isinstance(gallery, Tensor) else gallery.batch(range(len(gallery))).inputs
+    pictures = pictures.detach().to(inputs)
     # A private picture that is in the gallery as well would be its own distractor.
-    same = (pictures.flatten(1)[:, None] == inputs.flatten(1)[None]).all(2).any(1)
-    return pictures[~same]
+    same = torch.cdist(pictures.flatten(1), inputs.flatten(1), p=float("inf")) == 0
+    return pictures[~same.any(1)]
 
 
 def _classes(model: nn.Module, inputs: Tensor) -> int:

@@ -70,8 +70,8 @@ def train(
         raise GradveilError("--resume needs the folder to go on with: add --out DIR")
     said = {
         "data": data, "test": test, "examples": examples, "model": model, "partition": partition, "clients": clients,
-        "per_round": per_round,
-        "rounds": rounds, "algorithm": algorithm, "lr": lr, "epochs": epochs, "batch_size": batch_size,
+        "per_round": per_round, "rounds": rounds, "algorithm": algorithm, "lr": lr, "epochs": epochs,
+        "batch_size": batch_size,
         "momentum": momentum, "weight_decay": weight_decay, "train_mode": train_mode, "server_lr": server_lr,
         "server_momentum": server_momentum, "defense": defense, "tap": tap or None, "threat": threat,
         "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every, "side_by_side": side_by_side,

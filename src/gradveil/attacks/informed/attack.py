@@ -10,9 +10,7 @@ from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.explain import Explanation
 from gradveil.attacks.informed.moves import counter_for
 from gradveil.attacks.matching import Matching
-from gradveil.attacks.objectives import Cosine
-from gradveil.attacks.regularisers import total_variation
-from gradveil.attacks.search import Adam
+from gradveil.attacks.presets import ig
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.threat.model import Knowledge
@@ -72,14 +70,8 @@ def informed(
     """IG by an adversary who answers the defense it knows with the counter-move that fits, else `ig` with `aware`."""
     if replies < 1:
         raise GradveilError(f"attack informed: replies is at least 1, not {replies}")
-    matching = Matching(
-        title="informed",
-        objective=Cosine(),
-        search=Adam(iterations=iterations or budget.iterations, lr=lr, signed=signed),
-        restarts=restarts or budget.restarts,
-        regularisers=((tv, total_variation),),
-        explanation=match,
-        strategy=strategy,
+    matching = ig(
+        budget, iterations=iterations, restarts=restarts, lr=lr, tv=tv, signed=signed, match=match, strategy=strategy,
         precision=precision,
-    )
-    return Informed(matching=matching, replies=replies)
+    )  # fmt: skip
+    return Informed(matching=replace(matching, title="informed"), replies=replies)
