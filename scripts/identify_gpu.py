@@ -53,8 +53,8 @@ def replies(data: ImageSet, private: torch.Tensor, model: str, defense: str, thr
         batch = data.batch([i]).to(DEVICE)
         yield observe(
             module=module, model=model, domain=data.domain, sent=sent, batch=batch, recipe=RECIPE, defense=defense,
-            reply=client.reply(sent, batch, generator(0, "defense", i)).update, threat=threat_model(threat),
-            candidates=data,
+            reply=client.reply(sent, batch, generator(0, "defense", i, device=DEVICE)).update,
+            threat=threat_model(threat), candidates=data,
         )  # fmt: skip
 
 

@@ -43,3 +43,16 @@ def test_tensors_come_in_the_order_of_the_capture() -> None:
     graph = Graph(roots, numbers("cuda"))
     with pytest.raises(ValueError, match="order"):
         graph.load(dict(reversed(numbers("cuda").items())))
+
+
+@GPU
+def test_tensors_that_nobody_edits_are_loaded_once() -> None:
+    graph, given = Graph(roots, numbers("cuda")), numbers("cuda", 1)
+    graph.load(given, edited=False)
+    given["a"].mul_(2)  # against what was said: so it is seen that nothing was copied
+    graph.load({"a": given["a"], "b": numbers("cuda", 2)["b"]}, edited=False)
+    graph.replay()
+    torch.testing.assert_close(graph.copied(), roots({"a": given["a"] / 2, "b": numbers("cuda", 2)["b"]}))
+    graph.load(given)
+    graph.replay()
+    torch.testing.assert_close(graph.copied(), roots(given))

@@ -19,13 +19,14 @@ def tools() -> Registry[dict[str, object]]:
         teeth: int = 5,
         length: float = 1.0,
         kind: Literal["rip", "cross"] = "rip",
+        hands: Literal[1, 2] = 1,
         oiled: bool = False,
         owner: str | None = None,
         grit: int | float | None = None,
     ) -> dict[str, object]:
         """Cuts wood."""
-        return {"context": context, "teeth": teeth, "length": length, "kind": kind, "oiled": oiled, "owner": owner,
-                "grit": grit}  # fmt: skip
+        return {"context": context, "teeth": teeth, "length": length, "kind": kind, "hands": hands, "oiled": oiled,
+                "owner": owner, "grit": grit}  # fmt: skip
 
     @registry.register("nail")
     def nail(*, size: int) -> dict[str, object]:
@@ -35,9 +36,9 @@ def tools() -> Registry[dict[str, object]]:
 
 
 def test_options_become_their_annotated_types(tools: Registry[dict[str, object]]) -> None:
-    built = tools.build("saw:teeth=7,length=2,kind=cross,oiled=true,owner=none,grit=1.5", "here")
-    assert built == {"context": "here", "teeth": 7, "length": 2.0, "kind": "cross", "oiled": True, "owner": None,
-                     "grit": 1.5}  # fmt: skip
+    built = tools.build("saw:teeth=7,length=2,kind=cross,hands=2,oiled=true,owner=none,grit=1.5", "here")
+    assert built == {"context": "here", "teeth": 7, "length": 2.0, "kind": "cross", "hands": 2, "oiled": True,
+                     "owner": None, "grit": 1.5}  # fmt: skip
     assert isinstance(built["length"], float)
 
 
@@ -50,6 +51,7 @@ def test_options_become_their_annotated_types(tools: Registry[dict[str, object]]
         ("saw:teeth=many", "a whole number, not 'many'"),
         ("saw:length=long", "a number, not 'long'"),
         ("saw:kind=band", "one of rip, cross"),
+        ("saw:hands=3", "one of 1, 2, not '3'"),
         ("saw:oiled=maybe", "true or false"),
         ("saw:teeth", "OPTION=VALUE"),
         ("saw:teeth=1,teeth=2", "stands twice"),

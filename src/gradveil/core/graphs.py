@@ -18,13 +18,16 @@ T = TypeVar("T")
 class Graph(Generic[T]):
     """A function of a tree of tensors on one GPU, captured for the shapes of ``like``.
 
-    It must not read anything else that changes: what it closes over is read where it lay at capture.
+    It must not read anything else that changes, for what it closes over is read where it lay at capture, and must not
+    write into what it is given.
     """
 
     def __init__(self, function: Callable[[Any], T], like: Any) -> None:
         self._function = function  # holds on to what it closes over: the graph reads that memory
         self._names = names_of(like)
         self._held = [tensor.detach().clone() for tensor in leaves(like)]
+        self._loaded: list[Tensor | None] = [None] * len(self._held)
+        self._held_by_type = _by_type(self._held)
         held = rebuilt(like, iter(self._held))
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -36,25 +39,30 @@ class Graph(Generic[T]):
         # On a stream of its own: libraries keep a workspace per stream, and graphs may run beside each other.
         with torch.cuda.graph(self._graph, stream=side):
             self.result = function(held)  # overwritten by every replay
+        self._results = leaves(self.result)
+        self._results_by_type = _by_type(self._results)
 
-    def load(self, given: Any) -> None:
-        """Copy in what the next replay works on."""
+    def load(self, given: Any, *, edited: bool = True) -> None:
+        """Copy in what the next replay works on. Where nobody edits tensors, those loaded last time are there still."""
         if names_of(given) != self._names:
             raise ValueError("the tensors of a graph come under the names and in the order of its capture")
-        tensors = leaves(given)
-        for places in _by_type(self._held):
-            torch._foreach_copy_([self._held[i] for i in places], [tensors[i] for i in places])
+        tensors, before = leaves(given), self._loaded
+        self._loaded = [None if edited else tensor for tensor in tensors]
+        for places in self._held_by_type:
+            new = [i for i in places if edited or tensors[i] is not before[i]]
+            if new:
+                torch._foreach_copy_([self._held[i] for i in new], [tensors[i] for i in new])
 
     def replay(self) -> None:
         self._graph.replay()
 
     def copied(self) -> T:
         """The result of the last replay, in memory of its own."""
-        tensors = leaves(self.result)
-        copies: dict[int, Tensor] = {}
-        for places in _by_type(tensors):
-            copies |= zip(places, torch._foreach_add([tensors[i] for i in places], 0), strict=True)
-        found: T = rebuilt(self.result, (copies[i] for i in range(len(tensors))))
+        copies = list(self._results)
+        for places in self._results_by_type:
+            for i, copy in zip(places, torch._foreach_add([self._results[i] for i in places], 0), strict=True):
+                copies[i] = copy
+        found: T = rebuilt(self.result, iter(copies))
         return found
 
 

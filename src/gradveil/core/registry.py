@@ -112,12 +112,12 @@ def _show(value: Any) -> str:
 
 
 def _convert(text: str, hint: Any, what: str) -> Any:
-    """Text as the annotated type: bool, int, float, str, a Literal of strings, or an optional or union of those."""
+    """Text as the annotated type: bool, int, float, str, a Literal, or an optional or union of those."""
     if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
+        choices = {str(choice): choice for choice in typing.get_args(hint)}
         if text not in choices:
-            raise GradveilError(f"{what} is one of {', '.join(map(str, choices))}, not {text!r}")
-        return text
+            raise GradveilError(f"{what} is one of {', '.join(choices)}, not {text!r}")
+        return choices[text]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return _convert_union(text, typing.get_args(hint), what)
     if hint is bool:

@@ -45,10 +45,10 @@ class Outpost(Defense):
         self._perturbations: dict[tuple[tuple[str, int], ...], _Perturbation] = {}
         self._uniform: list[float] | None = None
 
-    def prepared(self, start: Step) -> Defense:  # noqa: ARG002
-        """A run draws its own chances, many at a time: a GPU would stop for each."""
+    def prepared(self, start: Step) -> Defense:
+        """A run draws its own chances, many at a time and the first before it starts: a GPU would stop for each."""
         ready = copy.copy(self)
-        ready._uniform = []
+        ready._uniform = _chances(start)
         return ready
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
@@ -83,8 +83,12 @@ class Outpost(Defense):
     def _drawn(self, step: Step) -> bool:
         ahead = [] if self._uniform is None else self._uniform
         if not ahead:
-            ahead += torch.rand(CHANCES, generator=step.rng, device=step.rng.device).tolist()
+            ahead += _chances(step)
         return ahead.pop() <= 1 / (1 + self.beta * step.number)
+
+
+def _chances(step: Step) -> list[float]:
+    return torch.rand(CHANCES, generator=step.rng, device=step.rng.device).tolist()
 
 
 class _Perturbation:
@@ -111,9 +115,9 @@ class _Perturbation:
         kept, noisy = self.choose(values.abs())
         if fisher:
             _, noisy = self.choose(_joined(self._ordered(fisher)))
-        for drawn, spread in zip(torch.split(noise, self.noisy), self.scale * risk, strict=True):
-            drawn.mul_(spread)
-        added = torch.zeros_like(values).masked_scatter_(noisy, noise)
+        parts = torch.split(noise, self.noisy)
+        spread = torch.cat([drawn * by for drawn, by in zip(parts, self.scale * risk, strict=True)])
+        added = torch.zeros_like(values).masked_scatter_(noisy, spread)
         return _split(added.add_(values * kept), side_by_side), risk.mean()
 
     def _ordered(self, tree: Params) -> Params:

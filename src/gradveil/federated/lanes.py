@@ -35,7 +35,7 @@ class Lanes:
         main = torch.cuda.current_stream()
         for work, lane in zip(works, lanes, strict=True):
             if lane is not None:
-                lane.load(work.given)
+                lane.load(work.given, edited=False)  # local runs make new tensors
         streams = self._first_streams(len(works))
         for lane, stream in zip(lanes, streams, strict=True):
             stream.wait_stream(main)
