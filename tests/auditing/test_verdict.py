@@ -198,3 +198,32 @@ def test_junit_survives_odd_names_and_skips_what_was_not_scored(tmp_path: Path) 
     skipped = tests["a<b>&??"].find("skipped")
     assert skipped is not None
     assert skipped.get("message") == "nothing ? could be scored"
+
+
+def test_an_attack_that_ranks_is_said_to_rank() -> None:
+    row = {
+        "defense": "clip",
+        "attack": "identify",
+        "prior_of": None,
+        "threat": "D",
+        "identified": 0.75,
+        "identified_interval": list(wilson(3, 4)),
+        "psnr": 20.0,
+        "images": 4,
+        "gallery": 10,
+        "candidates": 50,
+        "ranked_first": 0.75,
+        "flags": [],
+    }
+    alone = {**row, "attack": "prior-only", "prior_of": "identify", "identified": 0.25, "ranked_first": 0.0}
+    (verdict,) = verdicts([row, alone])
+    assert verdict["sentence"] == (
+        "Under clip, 3 of 4 private images were ranked first among 50 candidates by identify, "
+        "and 0 of 4 without the update."
+    )
+    assert (verdict["candidates"], verdict["ranked_first"]) == (50, 0.75)
+    (lookalike,) = verdicts([{**row, "ranked_first": 0.5}])
+    assert lookalike["sentence"] == (
+        "Under clip, 2 of 4 private images were ranked first among 50 candidates by identify. "
+        "The pictures it chose pick 3 of 4 out of 10."
+    )

@@ -11,6 +11,8 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from browser.visits import Open, Visit
+from gradveil.report import render
+from report.saved_audit import write_audit
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +45,16 @@ def visit(browser: Browser) -> Iterator[Open]:
     yield open_file
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two defenses and one attack: what `gradveil audit` gives out of the box."""
+    return render(write_audit(tmp_path_factory.mktemp("small")))
+
+
+@pytest.fixture(scope="session")
+def wide_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More images than fit, several attacks, and a spec too long for its column."""
+    defenses = ["none", "noise:sigma=0.1", "clip:norm=1.0+prune:share=0.9+noise:sigma=0.001"]
+    return render(write_audit(tmp_path_factory.mktemp("wide"), defenses=defenses, attacks=["ig", "dlg"], images=20))

@@ -42,10 +42,11 @@ def test_curves_and_pictures_by_round(page: Path, width: int, theme: str, visit:
     )
     assert seen.page.locator("table.pictures").count() == 2
     assert seen.page.locator("table.pictures").first.locator("tr.truth").count() == 3, "new digits in each round"
-    assert seen.page.evaluate("[...document.images].every((i) => i.complete && i.naturalWidth === 28)")
+    assert all(size == [28, 28] for size in seen.pictures())
     assert seen.page.evaluate("document.documentElement.scrollWidth") == width
     faint = [text for text, front, back in seen.page.evaluate(COLORS) if contrast(front, back) < 4.5]
     assert faint == []
+    assert seen.barriers() == []
     assert (seen.requests, seen.complaints) == ([], [])
     seen.screenshot(f"over-training-{theme}")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from browser.visits import Open, Visit
+from browser.visits import Open
 from gradveil.report import render
-from report.saved_audit import edit_audit, write_audit
+from report.saved_audit import edit_audit, write_audit, write_full_audit
 
 pytestmark = pytest.mark.browser
 
@@ -41,32 +41,6 @@ COLORS = """
 """
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two defenses and one attack: what `gradveil audit` gives out of the box."""
-    return render(write_audit(tmp_path_factory.mktemp("small")))
-
-
-@pytest.fixture(scope="module")
-def wide_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """More images than fit, several attacks, and a spec too long for its column."""
-    defenses = ["none", "noise:sigma=0.1", "clip:norm=1.0+prune:share=0.9+noise:sigma=0.001"]
-    return render(write_audit(tmp_path_factory.mktemp("wide"), defenses=defenses, attacks=["ig", "dlg"], images=20))
-
-
-def column(visit: Visit, number: int) -> list[str]:
-    cells = visit.page.locator(f"table.results tbody tr > :nth-child({number})")
-    return [text.split("\n")[0] for text in cells.all_inner_texts()]
-
-
-def sorting(visit: Visit) -> dict[str, str]:
-    """Which headings of the results claim to be sorted, and how."""
-    heads = visit.page.locator("table.results thead th[aria-sort]")
-    return {
-        re.sub(r"\W*\(.*|\W+$", "", head.inner_text()): head.get_attribute("aria-sort") or "" for head in heads.all()
-    }
-
-
 def luminance(color: list[float]) -> float:
     """Relative luminance as WCAG 2 defines it."""
     parts = [c / 255 for c in color]
@@ -83,8 +57,7 @@ def contrast(front: list[float], back: list[float]) -> float:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_opens_clean_and_fits(visit: Open, report: Path, width: int, theme: str) -> None:
     seen = visit(report, width=width, theme=theme)
-    assert seen.page.evaluate("[...document.images].length") == 16
-    assert seen.page.evaluate("[...document.images].every((i) => i.complete && i.naturalWidth === 32)")
+    assert seen.pictures() == [[32, 32]] * 16
     assert seen.page.evaluate("document.documentElement.scrollWidth") == width
     assert (seen.requests, seen.complaints) == ([], [])
     seen.screenshot(f"report-{width}-{theme}")
@@ -132,40 +105,18 @@ def test_hostile_text_does_nothing(visit: Open, tmp_path: Path) -> None:
     assert (seen.requests, seen.complaints) == ([], [])
 
 
-def test_sorts_by_click(visit: Open, report: Path) -> None:
-    seen = visit(report)
-    psnr = seen.page.get_by_role("button", name=re.compile("PSNR"))
-    psnr.click()
-    values = [float(text) for text in column(seen, 4)]
-    assert values == sorted(values, reverse=True)
-    assert len(set(values)) > 2
-    assert sorting(seen) == {"PSNR": "descending"}
-    psnr.click()
-    assert [float(text) for text in column(seen, 4)] == sorted(values)
-    assert sorting(seen) == {"PSNR": "ascending"}
-
-
-def test_sorts_by_keyboard_and_says_so(visit: Open, report: Path) -> None:
-    seen = visit(report)
-    seen.page.get_by_role("button", name="Defense").focus()
-    seen.page.keyboard.press("Enter")
-    assert column(seen, 1) == sorted(column(seen, 1), key=str.lower)
-    seen.page.keyboard.press("Tab")
-    seen.page.keyboard.press("Space")
-    assert sorting(seen) == {"Attack": "ascending"}
-    assert column(seen, 2) == sorted(column(seen, 2))
-    assert seen.page.inner_text("#sort-status") == "Sorted by Attack, ascending"
-
-
-def test_missing_values_stay_last(visit: Open, tmp_path: Path) -> None:
-    folder = write_audit(tmp_path)
-    rows = edit_audit(folder)["rows"]
-    rows[1]["psnr"] = None
-    edit_audit(folder, rows=rows)
-    seen = visit(render(folder))
-    for _ in range(2):
-        seen.page.get_by_role("button", name=re.compile("PSNR")).click()
-        assert column(seen, 4)[-1] == "n/a"
+def test_the_plot_of_privacy_and_utility_fits(visit: Open, tmp_path: Path) -> None:
+    page = render(write_full_audit(tmp_path))
+    for width in WIDTHS:
+        seen = visit(page, width=width)
+        frame = seen.page.locator("svg.scatter").bounding_box()
+        assert frame is not None
+        for text in seen.page.locator("svg.scatter text").all():
+            box = text.bounding_box()
+            assert box is not None
+            assert frame["x"] - 1 <= box["x"] <= box["x"] + box["width"] <= frame["x"] + frame["width"] + 1
+        assert seen.page.evaluate("document.documentElement.scrollWidth") == width
+        seen.screenshot(f"full-{width}")
 
 
 def test_what_has_the_focus_is_seen(visit: Open, report: Path) -> None:
@@ -177,7 +128,7 @@ def test_what_has_the_focus_is_seen(visit: Open, report: Path) -> None:
         assert focused[0] == "solid"
         reached.add(focused[1])
         seen.page.keyboard.press("Tab")
-    assert reached == {"A", "DIV", "BUTTON", "PRE"}  # links, scrolling tables, headings that sort, the case
+    assert reached == {"A", "DIV", "SELECT", "BUTTON", "PRE"}  # links, scrolling tables, filters, headings, the case
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -206,7 +157,7 @@ def test_reads_without_scripts(visit: Open, report: Path) -> None:
     assert page.locator("button").count() == 0
 
 
-def test_prints_on_paper(visit: Open, wide_report: Path, tmp_path: Path) -> None:
+def test_prints_on_paper(visit: Open, wide_report: Path) -> None:
     seen = visit(wide_report, width=720, theme="dark")
     seen.page.emulate_media(media="print", color_scheme="dark")
     assert seen.page.evaluate("document.documentElement.scrollWidth") == 720
@@ -214,5 +165,15 @@ def test_prints_on_paper(visit: Open, wide_report: Path, tmp_path: Path) -> None
     assert seen.page.evaluate(overflow)
     assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     seen.screenshot("print-720")
-    seen.page.pdf(path=tmp_path / "report.pdf", format="A4")
-    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert not seen.page.locator(".filters").is_visible()
+
+
+def test_paper_has_every_picture(visit: Open, wide_report: Path) -> None:
+    """Also those that were never in view, and so not decoded."""
+    seen = visit(wide_report, width=720)
+    distinct = seen.page.evaluate("new Set([...document.images].map((image) => image.src)).size")
+    paper = seen.page.pdf(format="A4")
+    assert paper.startswith(b"%PDF")
+    assert len(re.findall(rb"/Subtype\s*/Image", paper)) >= distinct > 100
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert seen.page.evaluate("[...document.images].every((image) => image.loading === 'eager')")

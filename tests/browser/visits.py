@@ -6,9 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import ConsoleMessage, Dialog, Page, Request, Route
 
 SHOTS = Path(__file__).with_name("shots")
+
+# Pictures out of view are not decoded yet; who asks for their size wants them now.
+SIZES = """
+() => Promise.all([...document.images].map(async (image) => {
+  image.loading = "eager";
+  await image.decode();
+  return [image.naturalWidth, image.naturalHeight];
+}))
+"""
 
 
 @dataclass
@@ -47,8 +57,24 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(address)
 
+    def pictures(self) -> list[list[int]]:
+        """Width and height of every picture on the page, each decoded; one that cannot be is an error."""
+        sizes: list[list[int]] = self.page.evaluate(SIZES)
+        return sizes
+
+    def barriers(self) -> list[str]:
+        """What axe-core calls serious or critical, each with the first element that it concerns."""
+        found = Axe().run(self.page).response
+        assert len(found["passes"]) > 30, "it looked at the page"
+        return [
+            f"{one['id']}: {one['help']}: {one['nodes'][0]['html'][:200]}"
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+
     def screenshot(self, name: str) -> None:
         SHOTS.mkdir(exist_ok=True)
+        self.pictures()
         self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
 
 

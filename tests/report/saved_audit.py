@@ -81,6 +81,26 @@ def write_audit(
     return folder
 
 
+def write_full_audit(folder: Path) -> Path:
+    """An audit with all there can be: attacks that rank candidates and that know the defense, costs, flags, a chain."""
+    defenses = ["none", "noise:sigma=0.1", "clip:bound=1.0+noise:sigma=2", "censor"]
+    write_audit(folder, defenses=defenses, attacks=["informed", "identify"], images=3)
+    audit = edit_audit(folder)
+    for row in audit["rows"]:
+        if "identify" in (row["attack"], row["prior_of"]):
+            row |= {"candidates": 100, "ranks": [1] * 3, "ranked_first": row["identified"]}
+        elif row["prior_of"] is None:
+            links = [] if row["defense"] == "none" else row["defense"].split("+")
+            row["counter_moves"] = {link: None if link == "censor" else f"It answers {link}." for link in links}
+    lost = dict(zip(defenses, (None, 0.02, 0.31, None), strict=True))
+    for verdict in audit["verdicts"]:
+        if (points := lost[verdict["defense"]]) is not None:
+            cost = {"grade": "B", "accuracy": 0.8 - points, "accuracy_lost": points, "time_added": 0.25}
+            verdict["cost"] = cost | {"sentence": "It costs."}
+    edit_audit(folder, **audit)
+    return folder
+
+
 def edit_audit(folder: Path, **changes: Any) -> dict[str, Any]:
     """Replace top-level values of audit.json and return the whole of it."""
     audit: dict[str, Any] = json.loads((folder / "audit.json").read_text()) | changes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from gradveil.report.folder import Trace, Verdict
 from gradveil.report.plots import MOST_POINTS, objective_curve, share_bar
+from gradveil.report.records import Trace, Verdict
 
 
 def drawn(trace: Trace, title: str = "ig against none") -> ElementTree.Element:

@@ -14,7 +14,8 @@ import pytest
 import gradveil.report
 from gradveil.report import words
 from gradveil.report.fields import Fields
-from gradveil.report.folder import Row, Verdict, load
+from gradveil.report.folder import load
+from gradveil.report.records import Row, Verdict
 from report.saved_audit import write_audit
 
 
@@ -46,6 +47,9 @@ def test_above_chance_needs_the_whole_interval() -> None:
         ([verdict("none", 1.0, 0.5), verdict("noise", 0.9, 0.4)], "In each of the 2 settings tried"),
         ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "In none of the 2 settings tried"),
         ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "At worst, 20% of private images were identified with b"),
+        ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "identified with b; at best, 10% with a."),
+        ([verdict("a", 0.0, 0.0), verdict("b", 0.2, 0.0), verdict("c", 0.0, 0.0)], "at best, 0% with a and 1 more."),
+        ([verdict("none", 1.0, 0.5), verdict("b", 1.0, 0.5)], "identified with no defense; no setting did better."),
         ([verdict("a", None, 0.0)], "has no verdict"),
         ([verdict("a", 0.5, 0.1, chance=None)], "chance was not measured"),
         ([], "has no verdict"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradveil.attacks import Reconstruction
+from gradveil.attacks import ATTACKS, Reconstruction
+from gradveil.attacks.informed import answers
 from gradveil.attacks.storage import finite_or_none
 from gradveil.auditing.flags import PRIOR_ONLY
 from gradveil.threat import Observation, threat_model
@@ -43,6 +44,7 @@ def row(
         "randomized": randomized,
         "asked": len(seen.earlier) + 1,
         "statistics_given": seen.statistics is not None,
+        **({} if prior_only else _counter_moves(attack, seen)),
         "trace": _trace(found),
         "files": files,
     }
@@ -54,6 +56,11 @@ def _tampering(seen: Observation) -> list[str]:
         return []
     asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
     return [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
+
+
+def _counter_moves(attack: str, seen: Observation) -> dict[str, Any]:
+    """What the informed attack does about each link of the defense."""
+    return {"counter_moves": answers(seen)} if ATTACKS.parse(attack)[0] == "informed" else {}
 
 
 def _trace(found: Sequence[Reconstruction]) -> dict[str, Any]:

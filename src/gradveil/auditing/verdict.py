@@ -21,7 +21,7 @@ WORST = "F"
 def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> list[dict[str, Any]]:
     """One verdict per defense: its worst case over the attacks and rounds, beside chance and beside its cost."""
     attacks = [row for row in rows if row["attack"] != PRIOR_ONLY]
-    found = []
+    found: list[dict[str, Any]] = []
     for defense in dict.fromkeys(row["defense"] for row in attacks):
         worst = max((row for row in attacks if row["defense"] == defense), key=_leakage)
         alone = prior_of(worst, rows)
@@ -36,7 +36,7 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> li
                 "adversary": threat_model(worst["threat"]).title,
                 "prior_only_identified": None if alone is None else alone["identified"],
                 "images": worst["images"],
-                **({"round": worst["round"]} if "round" in worst else {}),
+                **{key: worst[key] for key in ("candidates", "ranked_first", "round") if key in worst},
                 "flags": worst["flags"],
                 "sentence": _sentence(worst, alone),
                 "cost": _cost((costs or {}).get(defense)),
@@ -89,15 +89,38 @@ def _sentence(row: Row, alone: Row | None) -> str:
     guard = "Without a defense" if row["defense"] == "none" else f"Under {row['defense']}"
     if row["identified"] is None:
         return f"{guard}, nothing could be scored: there is no truth, only the objective of {row['attack']} itself."
-    count, total = _count(row), row["images"]
-    whole = "the private image was" if total == 1 else f"all {total} private images were"
-    picked = {0: "no private image was", total: whole}.get(count)
-    said = picked or f"{count} of {total} private images {'was' if count == 1 else 'were'}"
-    without = "" if alone is None else f", and {_count(alone)} of {alone['images']} without the update"
     if row.get("round") is not None:
         guard = f"In round {row['round']} {guard[0].lower()}{guard[1:]}"
-    return f"{guard}, {said} picked out of {row['gallery']} by what {row['attack']} rebuilt from the update{without}."
+    if "ranked_first" in row:
+        return f"{guard}, {_ranked(row, alone)}"
+    done = f"picked out of {row['gallery']} by what {row['attack']} rebuilt from the update"
+    return f"{guard}, {_found(row, 'identified')} {done}{_without(alone, 'identified')}."
 
 
-def _count(row: Row) -> int:
-    return round(float(row["identified"]) * int(row["images"]))
+def _ranked(row: Row, alone: Row | None) -> str:
+    """An attack that chooses among candidates rebuilds nothing: it ranks them, and its choice is then judged."""
+    done = f"ranked first among {row['candidates']} candidates by {row['attack']}"
+    said = f"{_found(row, 'ranked_first')} {done}{_without(alone, 'ranked_first')}."
+    if _count(row, "ranked_first") == _count(row, "identified"):
+        return said
+    return f"{said} The pictures it chose pick {_count(row, 'identified')} of {row['images']} out of {row['gallery']}."
+
+
+def _found(row: Row, key: str) -> str:
+    """How many private images, as the subject of a sentence."""
+    count, total = _count(row, key), row["images"]
+    whole = "the private image was" if total == 1 else f"all {total} private images were"
+    some = f"{count} of {total} private images {'was' if count == 1 else 'were'}"
+    return {0: "no private image was", total: whole}.get(count, some)
+
+
+def _without(alone: Row | None, key: str) -> str:
+    return (
+        ""
+        if alone is None or key not in alone
+        else f", and {_count(alone, key)} of {alone['images']} without the update"
+    )
+
+
+def _count(row: Row, key: str) -> int:
+    return round(float(row[key]) * int(row["images"]))

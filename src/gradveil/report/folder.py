@@ -1,141 +1,17 @@
-"""What a saved audit folder holds, read and checked: the rows, the verdicts, and where their pictures lie."""
+"""Reads a saved audit folder and checks what it finds: the JSON may come from a stranger."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradveil.core.errors import BadFileError
 from gradveil.report.fields import Fields, number_or_none
 from gradveil.report.measures import MEASURES
+from gradveil.report.records import Audit, Cost, ImageScore, Meaning, Row, Trace, Verdict
 
 VERSION = 1
 LARGEST_JSON = 256 * 2**20
-
-
-@dataclass(frozen=True)
-class ImageScore:
-    """How well one private image was reconstructed.
-
-    ``index`` is its position in the data set; ``picture`` is the position of its reconstruction in the file, where the
-    pictures of a batch may stand in another order than the private images they were matched to.
-    """
-
-    index: int | None
-    picture: int
-    label: int | None
-    scores: dict[str, float | None]
-    identified: bool | None
-    """None where there was no truth to judge by."""
-    client: int | None = None
-    """Who held it, in an audit of saved exchanges."""
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The attack's own objective: one line of values per update, over ``steps``. None where it had no finite value."""
-
-    steps: tuple[float, ...]
-    lines: tuple[tuple[float | None, ...], ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One attack against one defense, over all images."""
-
-    defense: str
-    attack: str
-    prior_of: str | None
-    threat: str
-    assumptions: tuple[str, ...]
-    scores: dict[str, float | None]
-    interval: tuple[float, float] | None
-    identified_by: str | None
-    not_available: dict[str, str]
-    per_image: tuple[ImageScore, ...]
-    objective: float | None
-    seconds: float | None
-    flags: tuple[str, ...]
-    log: dict[str, object]
-    trace: Trace
-    reconstruction: str
-    truth: str | None
-    training: str | None = None
-    """In an audit of saved exchanges: which training they are of, at which stage, and how good its model was then."""
-    stage: str | None = None
-    round_number: int | None = None
-    model_accuracy: float | None = None
-
-    @property
-    def is_prior(self) -> bool:
-        """Whether this is the search without the update, which is what chance looks like."""
-        return self.attack == "prior-only"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a defense costs in training: shares of accuracy and of time, beside a training without one."""
-
-    grade: str
-    accuracy: float | None
-    accuracy_lost: float | None
-    time_added: float | None
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What a flag says: when it is raised, and why that matters."""
-
-    raised_if: str
-    because: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The worst case of one defense over all attacks."""
-
-    defense: str
-    attack: str | None
-    threat: str | None
-    identified: float | None
-    interval: tuple[float, float] | None
-    chance: float | None
-    images: int | None
-    sentence: str
-    grade: str | None = None
-    flags: tuple[str, ...] = ()
-    cost: Cost | None = None
-
-
-@dataclass(frozen=True)
-class Audit:
-    """A saved audit. ``case`` and ``environment`` are kept as they were written."""
-
-    folder: Path
-    complete: bool
-    case: Fields
-    environment: Fields
-    rows: tuple[Row, ...]
-    verdicts: tuple[Verdict, ...]
-    trainings: tuple[Fields, ...] = ()
-    """Where saved exchanges come from; empty where exchanges were made for the audit."""
-    flags: dict[str, Meaning] = field(default_factory=dict)
-    """What the flags of the rows mean, by name."""
-    grades: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Up to where each grade goes, for privacy and for utility."""
-
-    def path(self, name: str) -> Path:
-        """A file of this audit. A name that leads out of the folder is refused: the JSON may come from a stranger."""
-        try:
-            path = (self.folder / name).resolve()
-            inside = path.is_relative_to(self.folder.resolve())
-        except (ValueError, OSError):  # characters that no file name has, a loop of links
-            inside = False
-        if not inside:
-            raise BadFileError(f"{self.folder / 'audit.json'} names {name!r}, which is no file in the audit folder")
-        return path
 
 
 def load(folder: Path) -> Audit:
@@ -153,6 +29,7 @@ def load(folder: Path) -> Audit:
     rows = tuple(_row(fields) for fields in top.objects("rows", "row"))
     if not rows:
         raise BadFileError(f"{path} holds no rows yet; finish the audit with --resume")
+    left_out = top.object("left_out")
     return Audit(
         folder=folder,
         complete=top.raw.get("complete") is not False,
@@ -163,6 +40,7 @@ def load(folder: Path) -> Audit:
         trainings=tuple(top.objects("trainings", "training")),
         flags=_meanings(top.object("flags")),
         grades={kind: _bounds(top.object("grades").object(kind)) for kind in ("privacy", "utility")},
+        left_out={defense: left_out.text(defense) for defense in left_out.raw},
     )
 
 
@@ -201,11 +79,20 @@ def _row(fields: Fields) -> Row:
         trace=_trace(fields.object("trace")),
         reconstruction=files.text("reconstruction"),
         truth=files.optional_text("truth"),
+        candidates=_whole(fields, "candidates"),
+        counter_moves=_counter_moves(fields),
         training=fields.optional_text("training"),
         stage=fields.optional_text("stage"),
         round_number=_whole(fields, "round"),
         model_accuracy=fields.number("model_accuracy"),
     )
+
+
+def _counter_moves(fields: Fields) -> dict[str, str | None] | None:
+    if fields.raw.get("counter_moves") is None:
+        return None
+    moves = fields.object("counter_moves")
+    return {link: moves.optional_text(link) for link in moves.raw}
 
 
 def _image(fields: Fields, at: int) -> ImageScore:
@@ -247,6 +134,8 @@ def _verdict(fields: Fields) -> Verdict:
         grade=fields.optional_text("grade"),
         flags=tuple(dict.fromkeys(fields.texts("flags"))),
         cost=None if fields.raw.get("cost") is None else _cost(fields.object("cost")),
+        candidates=_whole(fields, "candidates"),
+        ranked_first=fields.number("ranked_first"),
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gradveil.core.errors import BadFileError
 from gradveil.report import pictures, words
-from gradveil.report.folder import Audit, ImageScore, Row
 from gradveil.report.measures import STYLES, styled
+from gradveil.report.records import Audit, ImageScore, Row
 
 MOST_COLUMNS = 24
 FEW, FEW_SIDE = 6, 128

@@ -31,6 +31,14 @@ MEASURES = (
         "like.",
     ),
     Measure(
+        "ranked_first",
+        "Ranked first",
+        "percent",
+        "higher",
+        "Of attacks that hold a list of candidates: the share of private images that they ranked first on it, or among "
+        "the first B in a batch of B. Such an attack draws nothing, and its picture is the candidate that it chose.",
+    ),
+    Measure(
         "psnr",
         "PSNR (dB)",
         ".1f",

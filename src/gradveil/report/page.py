@@ -15,7 +15,10 @@ from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError
 from gradveil.report import gallery, measures, plots, round_pictures, rounds, words
 from gradveil.report.charts import STYLES
-from gradveil.report.folder import Audit, Row, load
+from gradveil.report.counters import counter_moves
+from gradveil.report.folder import load
+from gradveil.report.records import Audit, Row
+from gradveil.report.tradeoff import tradeoff
 
 
 def render(folder: Path) -> Path:
@@ -67,15 +70,18 @@ def _content(audit: Audit) -> dict[str, object]:
         "data": _named(audit, "data"),
         "headline": words.headline(audit.verdicts),
         "cards": [(verdict, words.above_chance(verdict), plots.share_bar(verdict)) for verdict in audit.verdicts],
+        "ranked": any(verdict.ranked_first is not None for verdict in audit.verdicts),
         "privacy_grades": words.grades(audit.grades["privacy"], "%") if _graded(audit) else "",
         "utility_grades": words.grades(audit.grades["utility"], "") if _costed(audit) else "",
         "threats": list(dict.fromkeys(row.threat for row in audit.rows)),
         "assumptions": words.assumptions(audit.rows),
         "setting": words.setting(audit.case, audit.trainings),
+        "counter_moves": counter_moves(audit.rows),
         "over_training": rounds.over_training(audit.rows),
         "styles": STYLES,
         "gallery": round_pictures.build(audit) if audit.trainings else gallery.build(audit),
-        "measures": measures.MEASURES,
+        "tradeoff": tradeoff(audit.verdicts),
+        "measures": _shown(audit.rows),
         "missing": words.missing(audit.rows),
         "logged": words.logged(audit.rows),
         "flags": flags,
@@ -84,6 +90,13 @@ def _content(audit: Audit) -> dict[str, object]:
         "curves": _curves(audit.rows),
         "case_yaml": yaml.safe_dump(dict(audit.case.raw), sort_keys=False, allow_unicode=True),
     }
+
+
+def _shown(rows: tuple[Row, ...]) -> list[measures.Measure]:
+    """The columns of the results; ranks only where an attack ranked candidates."""
+    return [
+        m for m in measures.MEASURES if m.key != "ranked_first" or any(row.scores[m.key] is not None for row in rows)
+    ]
 
 
 def _graded(audit: Audit) -> bool:

@@ -8,7 +8,7 @@ from statistics import median
 
 from markupsafe import Markup, escape
 
-from gradveil.report.folder import Trace, Verdict
+from gradveil.report.records import Trace, Verdict
 
 Scale = Callable[[float], float]
 

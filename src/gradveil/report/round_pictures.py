@@ -6,8 +6,8 @@ from collections import Counter
 
 from gradveil.core.errors import BadFileError
 from gradveil.report import pictures
-from gradveil.report.folder import Audit, Row
 from gradveil.report.gallery import MOST_COLUMNS, Cell, Gallery, Strip, Table, hung, scored_cell
+from gradveil.report.records import Audit, Row
 
 
 def build(audit: Audit) -> Gallery:

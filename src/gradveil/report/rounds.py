@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from gradveil.report import words
 from gradveil.report.charts import chart_by_round
-from gradveil.report.folder import Row
 from gradveil.report.measures import MEASURES, Measure, styled
+from gradveil.report.records import Row
 
 SHOWN = ("identified", "psnr", "lpips", "ssim")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradveil.report.fields import Fields, number_or_none
-from gradveil.report.folder import Row, Verdict
 from gradveil.report.measures import MEASURES, NOT_AVAILABLE, styled
+from gradveil.report.records import Row, Verdict
 
 THREATS = {
     "A": "eavesdropper",
@@ -76,8 +76,17 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     count = "each" if all(known) else str(sum(known)) if any(known) else "none"
     return (
         f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
-        f"explains. At worst, {extreme}."
+        f"explains. At worst, {extreme}; {_least(judged, share)}."
     )
+
+
+def _least(judged: Sequence[tuple[Verdict, float]], most: float) -> str:
+    """Where the fewest images were identified, beside the most."""
+    least = min(share for _, share in judged)
+    if least == most:
+        return "no setting did better"
+    first, *others = [in_sentence(verdict.defense) for verdict, share in judged if share == least]
+    return f"at best, {styled(least, 'percent')} with {first}{f' and {len(others)} more' if others else ''}"
 
 
 def grades(bounds: Mapping[str, float], unit: str) -> str:
@@ -128,8 +137,8 @@ def _saved(trainings: Sequence[Fields]) -> list[str]:
     """Where the updates come from when they were saved in the middle of trainings."""
     sentences = []
     for one in trainings:
-        rounds, clients = one.items("rounds"), len(one.items("clients"))
-        when = f", from {clients} client{'' if clients == 1 else 's'} in rounds {_list(rounds)}" if rounds else ""
+        rounds, clients = [n for n in one.items("rounds") if isinstance(n, int)], len(one.items("clients"))
+        when = f", from {clients} client{'' if clients == 1 else 's'} in rounds {runs(rounds)}" if rounds else ""
         sentences.append(
             f"The updates of “{value_of(one, 'name')}” were saved while {value_of(one, 'model')} was trained on "
             f"{value_of(one, 'data')} with {in_sentence(value_of(one, 'defense'))}{when}."
@@ -141,19 +150,19 @@ def _saved(trainings: Sequence[Fields]) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _list(values: Sequence[object]) -> str:
+def runs(numbers: Sequence[int], to: str = " to ") -> str:
     """Numbers in a sentence, a run of them in short.
 
-    >>> _list([1, 2, 3, 4, 31, 101])
-    '1 to 4, 31, 101'
+    >>> runs([1, 2, 3, 4, 31, 32])
+    '1 to 4, 31, 32'
     """
-    runs: list[list[int]] = []
-    for value in (value for value in values if isinstance(value, int)):
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
         else:
-            runs.append([value])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+            found.append([number])
+    return ", ".join(f"{run[0]}{to}{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
 
 
 def recipe(fields: Fields) -> str:

@@ -16,7 +16,7 @@ from gradveil.attacks.informed.concealed import SearchBoth
 from gradveil.attacks.informed.policies import UndoPolicies, can_be_followed
 from gradveil.attacks.informed.unclip import Unclip
 from gradveil.attacks.informed.weights import Noisy, OnlySent, Without
-from gradveil.client.local import cross_entropy
+from gradveil.client.local import cross_entropy, mini_batches
 from gradveil.core.registry import split_spec
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
@@ -34,58 +34,89 @@ class CounterMove:
     """For a report."""
     make: Callable[[Any, Observation], Counter | None]
     """(defense, observation) -> how the matching is changed; None where this defense with these options has none."""
+    after_steps: bool = False
+    """Whether it answers updates of several local steps too."""
 
 
 COUNTER_MOVES: dict[str, CounterMove] = {}
 
 
 def counter_for(one: Observation) -> Counter | None:
-    """The counter-moves against the known defense; None if it is unknown, has none, or took several local steps."""
-    if one.defense is None or one.kind != "gradient":
-        return None
-    links = [(split_spec(link)[0], DEFENSES.build(link)) for link in DEFENSES.links(one.defense)]
-    made = [COUNTER_MOVES[name].make(defense, one) for name, defense in links if name in COUNTER_MOVES]
-    moves = [move for move in made if move is not None]
+    """The counter-moves against the known defense; None if it is unknown or has none, after so many local steps."""
+    moves = [move for _, move in _moves(one) if move is not None]
     return Counters(moves) if moves else None
 
 
-def _against(*names: str, sentence: str) -> Callable[..., Any]:
+def answers(one: Observation) -> dict[str, str | None]:
+    """By link of the known defense, what is done about it in a sentence; None where there is no counter-move."""
+    return {link: None if move is None else COUNTER_MOVES[split_spec(link)[0]].sentence for link, move in _moves(one)}
+
+
+def _moves(one: Observation) -> list[tuple[str, Counter | None]]:
+    """Each link of the known defense and the counter-move against it."""
+
+    def against(link: str) -> Counter | None:
+        move = COUNTER_MOVES.get(split_spec(link)[0])
+        fits = move is not None and (one.kind == "gradient" or (move.after_steps and one.recipe is not None))
+        return move.make(DEFENSES.build(link), one) if move is not None and fits else None
+
+    return [(link, against(link)) for link in DEFENSES.links(one.defense)] if one.defense is not None else []
+
+
+def _against(*names: str, sentence: str, after_steps: bool = False) -> Callable[..., Any]:
     def keep(make: Callable[[Any, Observation], Counter | None]) -> Any:
-        COUNTER_MOVES.update(dict.fromkeys(names, CounterMove(sentence, make)))
+        COUNTER_MOVES.update(dict.fromkeys(names, CounterMove(sentence, make, after_steps)))
         return make
 
     return keep
 
 
 @_against(
-    "soteria", sentence="It leaves the layer that Soteria prunes out of the matching; the rest was sent as it is."
+    "soteria",
+    sentence="It leaves the layer that Soteria prunes out of the matching; the rest was sent as it is.",
+    after_steps=True,
 )
 def _soteria(defense: Any, one: Observation) -> Counter:
     layer = classifier(one.module, one.domain) if defense.layer == "classifier" else defense.layer
     return Without(f"{layer}.weight")
 
 
-@_against("sparsify", sentence="It matches only the entries that were sent.")
+@_against("sparsify", sentence="It matches only the entries that were sent.", after_steps=True)
 def _sparsify(_defense: Any, _: Observation) -> Counter:
     return OnlySent()
 
 
-@_against("clip", sentence="It matches the direction of each tensor and takes its length from the candidate.")
-def _clip(defense: Any, _: Observation) -> Counter | None:
-    return Unclip(defense.bound) if getattr(defense, "per", "") == "layer" else None
+@_against(
+    "clip",
+    sentence="It matches the direction of each tensor and takes its length from the candidate.",
+    after_steps=True,
+)
+def _clip(defense: Any, one: Observation) -> Counter | None:
+    if getattr(defense, "per", "") != "layer":
+        return None
+    rate, steps = _travelled(one) if defense.at == "step" else (1.0, 1)
+    return Unclip(defense.bound * rate * steps)
 
 
 @_against(
     "noise",
     sentence="It averages all replies to the same model, and asks for smoother pictures the more noise is left.",
+    after_steps=True,
 )
-def _noise(defense: Any, _: Observation) -> Counter:
-    return _averaged(defense.sigma**2)
+def _noise(defense: Any, one: Observation) -> Counter:
+    rate, steps = _travelled(one) if defense.at == "step" else (1.0, 1)
+    return _averaged((defense.sigma * rate) ** 2 * steps)
 
 
-@_against("dp", sentence="It averages all replies to the same model, and asks for smoother pictures by the noise left.")
+@_against(
+    "dp",
+    sentence="It averages all replies to the same model, and asks for smoother pictures by the noise left.",
+    after_steps=True,
+)
 def _dp(defense: Any, one: Observation) -> Counter:
-    return _averaged((defense.sigma * defense.bound / (one.batch_size or 1)) ** 2)
+    rate, steps = _travelled(one)
+    size = (one.recipe and one.recipe.batch_size) or one.batch_size or 1
+    return _averaged((defense.sigma * defense.bound / size * rate) ** 2 * steps)
 
 
 @_against(
@@ -126,9 +157,20 @@ def _dcs2(defense: Any, one: Observation) -> Counter | None:
     return SearchBoth(defense.k, defense.mix) if alone and readable else None
 
 
-@_against("ats", sentence="It tries to undo every outcome of the policies and keeps the one that explains the picture.")
+@_against(
+    "ats",
+    sentence="It tries to undo every outcome of the policies and keeps the one that explains the picture.",
+    after_steps=True,
+)
 def _ats(defense: Any, _: Observation) -> Counter | None:
     return UndoPolicies(defense.policies) if can_be_followed(defense.policies) and not defense.crop else None
+
+
+def _travelled(one: Observation) -> tuple[float, int]:
+    """By what a gradient was multiplied before it was sent, and how many were added up; momentum is left out."""
+    if one.kind == "gradient" or one.recipe is None:
+        return 1.0, 1
+    return one.recipe.lr, len(list(mini_batches(one.batch_size or 1, one.recipe)))
 
 
 def _averaged(variance: float) -> Counter:
