@@ -49,7 +49,7 @@ def test_above_chance_needs_the_whole_interval() -> None:
         ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "At worst, 20% of private images were identified with b"),
         ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "identified with b; at best, 10% with a."),
         ([verdict("a", 0.0, 0.0), verdict("b", 0.2, 0.0), verdict("c", 0.0, 0.0)], "at best, 0% with a and 1 more."),
-        ([verdict("none", 1.0, 0.5), verdict("b", 1.0, 0.5)], "identified with no defense; no setting did better."),
+        ([verdict("none", 1.0, 0.5), verdict("b", 1.0, 0.5)], "than chance explains. It was 100% in every setting."),
         ([verdict("a", None, 0.0)], "has no verdict"),
         ([verdict("a", 0.5, 0.1, chance=None)], "chance was not measured"),
         ([], "has no verdict"),

@@ -88,18 +88,18 @@ def _leakage(row: Row) -> tuple[float, float]:
 def _sentence(row: Row, alone: Row | None) -> str:
     guard = "Without a defense" if row["defense"] == "none" else f"Under {row['defense']}"
     if row["identified"] is None:
-        return f"{guard}, nothing could be scored: there is no truth, only the objective of {row['attack']} itself."
+        return f"{guard}, nothing could be scored: there is no truth, only the objective of {_name(row)} itself."
     if row.get("round") is not None:
         guard = f"In round {row['round']} {guard[0].lower()}{guard[1:]}"
     if "ranked_first" in row:
         return f"{guard}, {_ranked(row, alone)}"
-    done = f"picked out of {row['gallery']} by what {row['attack']} rebuilt from the update"
+    done = f"picked out of {row['gallery']} by what {_name(row)} rebuilt from the update"
     return f"{guard}, {_found(row, 'identified')} {done}{_without(alone, 'identified')}."
 
 
 def _ranked(row: Row, alone: Row | None) -> str:
     """An attack that chooses among candidates rebuilds nothing: it ranks them, and its choice is then judged."""
-    done = f"ranked first among {row['candidates']} candidates by {row['attack']}"
+    done = f"ranked first among {row['candidates']} candidates by {_name(row)}"
     said = f"{_found(row, 'ranked_first')} {done}{_without(alone, 'ranked_first')}."
     if _count(row, "ranked_first") == _count(row, "identified"):
         return said
@@ -120,6 +120,11 @@ def _without(alone: Row | None, key: str) -> str:
         if alone is None or key not in alone
         else f", and {_count(alone, key)} of {alone['images']} without the update"
     )
+
+
+def _name(row: Row) -> str:
+    """The attack without its options, which stand beside the sentence."""
+    return str(row["attack"]).partition(":")[0]
 
 
 def _count(row: Row, key: str) -> int:

@@ -76,17 +76,18 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     count = "each" if all(known) else str(sum(known)) if any(known) else "none"
     return (
         f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
-        f"explains. At worst, {extreme}; {_least(judged, share)}."
+        f"explains. {_spread(judged, share, extreme)}."
     )
 
 
-def _least(judged: Sequence[tuple[Verdict, float]], most: float) -> str:
-    """Where the fewest images were identified, beside the most."""
+def _spread(judged: Sequence[tuple[Verdict, float]], most: float, extreme: str) -> str:
+    """The most images that were identified in a setting, beside the fewest."""
     least = min(share for _, share in judged)
     if least == most:
-        return "no setting did better"
+        return f"It was {styled(most, 'percent')} in every setting"
     first, *others = [in_sentence(verdict.defense) for verdict, share in judged if share == least]
-    return f"at best, {styled(least, 'percent')} with {first}{f' and {len(others)} more' if others else ''}"
+    more = f" and {len(others)} more" if others else ""
+    return f"At worst, {extreme}; at best, {styled(least, 'percent')} with {first}{more}"
 
 
 def grades(bounds: Mapping[str, float], unit: str) -> str:
