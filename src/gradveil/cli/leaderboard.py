@@ -1,0 +1,60 @@
+"""``gradveil leaderboard``: defenses on the settings of the leaderboard, and its page."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from gradveil.cli.progress import Terminal
+from gradveil.core.errors import GradveilError
+from gradveil.defenses import DEFENSES
+from gradveil.studies.leaderboard import SHOWN, enter, render_leaderboard, settings_named
+
+_errors = Console(stderr=True, soft_wrap=True)
+_out = Console(soft_wrap=True)
+
+
+def leaderboard(
+    defenses: Annotated[
+        list[str] | None, typer.Argument(metavar="[DEFENSE]...", help="Measure these, such as noise:sigma=0.1.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Measure all defenses that the leaderboard shows.")] = False,
+    setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only in this setting, such as 'mnist-*'. Repeatable.")
+    ] = None,
+    load: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE.py", help="Run this file first: it registers a defense.")
+    ] = None,
+    training: Annotated[bool, typer.Option(help="Measure accuracy and time too.")] = True,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself cuda where there is one.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the leaderboard.")] = Path("docs/leaderboard"),
+    work: Annotated[Path, typer.Option(help="Folder for audits and trainings, which are large.")] = Path(
+        "out/leaderboard"
+    ),
+) -> None:
+    """Enter defenses into the leaderboard, or only write its page anew; run again, it goes on where it stopped."""
+    for path in load or []:
+        _load(path)
+    chosen = list(SHOWN) if every else list(defenses or [])
+    for spec in chosen:
+        DEFENSES.build(spec)
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    for one in settings_named(setting or []) if chosen else []:
+        _errors.print(f"{one.name}: {one.title}", highlight=False)
+        for path in enter(one, chosen, out, work, device=where, train=training, progress=Terminal(_errors)):
+            render_leaderboard(out)
+            _errors.print(f"entered {path}", highlight=False)
+    _out.print(f"leaderboard: {render_leaderboard(out)}", highlight=False)
+
+
+def _load(path: Path) -> None:
+    """Run a person's own file, so that what it registers has a name here."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise GradveilError(f"{path} is not a Python file: --load takes one that registers a defense")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -1,0 +1,96 @@
+"""Measuring defenses in a setting of the leaderboard. What was measured before is kept, as audits and trainings do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gradveil.attacks import ATTACKS, BUDGETS
+from gradveil.auditing import run_case
+from gradveil.auditing.case import Case
+from gradveil.auditing.flags import PRIOR_ONLY
+from gradveil.core.progress import SILENT, Progress
+from gradveil.defenses import DEFENSES
+from gradveil.federated import run_training
+from gradveil.studies.leaderboard.entries import Entry, Trained, Worst, path_of, read_entry, save_entry
+from gradveil.studies.leaderboard.settings import Setting
+from gradveil.threat import Knowledge
+
+
+def enter(
+    setting: Setting,
+    defenses: Sequence[str],
+    folder: Path,
+    work: Path,
+    *,
+    device: str,
+    train: bool = True,
+    progress: Progress = SILENT,
+) -> Iterator[Path]:
+    """Measure these defenses and write their entries below ``folder``; all that is large stays below ``work``."""
+    specs = [DEFENSES.canonical(spec) for spec in defenses]
+    audit = _audited(setting.case(specs, device), work / setting.name / "audit", progress)
+    for spec in specs:
+        before = read_entry(path_of(folder, setting.name, spec))
+        kept = None if before is None else before.trained
+        fits = train and spec not in audit["left_out"]
+        trained = _trained(setting, spec, work, device, progress) if fits else None
+        yield save_entry(folder, _entry(setting, spec, audit, trained or kept))
+
+
+def _audited(case: Case, folder: Path, progress: Progress) -> dict[str, Any]:
+    """The audit of a case; rows that the folder holds already, of these or other defenses, are not run again."""
+    return run_case(case, folder, resume=(folder / "audit.json").exists(), progress=progress)
+
+
+def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Progress) -> Trained | None:
+    case = setting.trained(spec, device)
+    if case is None:
+        return None
+    data, model = setting.name.split("-")[:2]
+    folder = work / "trainings" / path_of(Path(), f"{data}-{model}", spec).stem
+    done = run_training(case, folder, resume=(folder / "train.json").exists(), progress=progress)
+    return Trained(
+        accuracy=done["rows"][-1]["accuracy"],
+        rounds=len(done["rows"]),
+        round_seconds=round(median(row["seconds"] for row in done["rows"]), 3),
+        device=done["environment"]["device"],
+    )
+
+
+def _entry(setting: Setting, spec: str, audit: dict[str, Any], trained: Trained | None) -> Entry:
+    about = {"setting": setting.name, "defense": spec, "environment": audit["environment"]}
+    case = {name: value for name, value in audit["case"].items() if name not in ("defenses", "attacks", "training")}
+    if spec in audit["left_out"]:
+        return Entry(**about, case=case, unfit=audit["left_out"][spec])
+    rows = [row for row in audit["rows"] if row["defense"] == spec and row["attack"] != PRIOR_ONLY]
+    verdict = next(one for one in audit["verdicts"] if one["defense"] == spec)
+    return Entry(
+        **about,
+        case=case,
+        grade=verdict["grade"],
+        worst=_worst([row for row in rows if row["attack"] == verdict["attack"]]),
+        rebuilt=_worst([row for row in rows if not _needs_candidates(row["attack"], audit["case"])]),
+        flags=tuple(verdict["flags"]),
+        trained=trained,
+        attacks=tuple(row["attack"] for row in rows),
+    )
+
+
+def _needs_candidates(attack: str, case: dict[str, Any]) -> bool:
+    return Knowledge.CANDIDATES in ATTACKS.build(attack, BUDGETS[case["budget"]]).requires
+
+
+def _worst(rows: Sequence[dict[str, Any]]) -> Worst | None:
+    scored = [row for row in rows if row["identified"] is not None]
+    if not scored:
+        return None
+    worst = max(scored, key=lambda row: (row["identified"], row["psnr"]))
+    return Worst(
+        attack=worst["attack"],
+        identified=worst["identified"],
+        interval=tuple(worst["identified_interval"]),
+        images=worst["images"],
+    )

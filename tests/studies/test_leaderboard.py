@@ -1,0 +1,126 @@
+"""The leaderboard: its settings, what it keeps, and a page that is always that of its entries."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gradveil.cli.main import app
+from gradveil.core.errors import BadFileError, UnknownNameError
+from gradveil.defenses import DEFENSES
+from gradveil.studies.leaderboard import (
+    SETTINGS,
+    SHOWN,
+    Setting,
+    enter,
+    read_entries,
+    render_leaderboard,
+    settings_named,
+)
+
+COMMITTED = Path(__file__).parents[2] / "docs" / "leaderboard"
+TINY = replace(
+    SETTINGS["mnist-lenet-b1"],
+    audit={
+        "data": "mnist-samples", "model": "mlp", "threat": "D", "images": 2, "gallery": 10,
+        "attacks": ["analytic", "identify"], "unfit": "leave out",
+    },
+    training={
+        "data": "mnist-samples", "model": "mlp:normalize=true", "clients": 2, "rounds": 2, "batch_size": 20,
+        "epochs": 1,
+    },
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
+def test_every_shown_defense_fits_into_the_case_of_every_setting(setting: Setting) -> None:
+    case = setting.case(SHOWN, "cpu")
+    assert case.defenses == tuple(DEFENSES.canonical(spec) for spec in SHOWN)
+    assert case.threat == "D"
+    assert (setting.trained("none", "cpu") is None) == (setting.training is None)
+
+
+def test_settings_are_chosen_by_pattern() -> None:
+    assert [one.name for one in settings_named(["mnist-*-b8"])] == ["mnist-lenet-b8", "mnist-resnet18-b8"]
+    assert len(settings_named([])) == len(SETTINGS)
+    with pytest.raises(UnknownNameError, match="there are: mnist-lenet-b1"):
+        settings_named(["mnst"])
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("board")
+    for specs in (["none", "noise:sigma=10"], ["none", "clip:bound=1"]):  # entered one after the other, none kept
+        list(enter(TINY, specs, folder / "docs", folder / "work", device="cpu"))
+    return folder
+
+
+def test_an_entry_says_what_was_found_and_what_it_costs(board: Path) -> None:
+    entries = {entry.defense: entry for entry in read_entries(board / "docs")}
+    assert entries.keys() == {"none", "noise:sigma=10.0", "clip:bound=1.0"}
+    plain = entries["none"]
+    assert plain.grade == "F"
+    assert plain.worst is not None
+    assert plain.worst.identified == 1
+    assert plain.rebuilt is not None
+    assert plain.rebuilt.attack == "analytic"
+    assert plain.trained is not None
+    assert plain.trained.rounds == 2
+    noisy = entries["noise:sigma=10.0"]
+    assert noisy.rebuilt is not None
+    assert noisy.rebuilt.identified < 1
+
+
+def test_what_was_measured_is_not_measured_again(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.read_bytes() for path in (board / "docs").rglob("*.json")}
+    monkeypatch.setattr("gradveil.auditing.run._run_together", lambda *_: pytest.fail("attacked again"))
+    list(enter(TINY, ["clip:bound=1"], board / "docs", board / "work", device="cpu"))
+    assert {path: path.read_bytes() for path in (board / "docs").rglob("*.json")} == before
+
+
+def test_the_page_shows_every_entry_the_best_first(board: Path) -> None:
+    page = render_leaderboard(board / "docs").read_text()
+    shares = [int(share) for share in re.findall(r"\| [A-F] \| (\d+)% \(", page)]
+    assert len(shares) == 3
+    assert shares == sorted(shares)
+    assert re.search(r"\| `none` \| F \| 100% \(\d+ to 100\) \| `\w+` \| 100%", page)
+    assert "Not measured yet: mnist-lenet-b8" in page
+
+
+def test_a_defense_that_does_not_fit_is_named_with_the_reason(tmp_path: Path) -> None:
+    setting = replace(TINY, audit={**TINY.audit, "model": "resnet18", "attacks": ["ig:iterations=1,restarts=1"]}, training=None)
+    list(enter(setting, ["none", "dp"], tmp_path / "docs", tmp_path / "work", device="cpu"))
+    page = render_leaderboard(tmp_path / "docs").read_text()
+    assert re.search(r"\| `dp` \| \| does not fit: .*batch norm", page, re.IGNORECASE)
+
+
+def test_a_file_of_ones_own_registers_a_defense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DEFENSES, "_factories", dict(DEFENSES._factories))  # what is registered here ends here
+    text = (Path(__file__).parents[2] / "docs" / "defenses" / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    (tmp_path / "signs.py").write_text(code[1])
+    told = CliRunner().invoke(
+        app, ["leaderboard", "--load", str(tmp_path / "signs.py"), "--out", str(tmp_path / "docs")]
+    )
+    assert told.exit_code == 0, told.output
+    list(enter(TINY, ["none", "signs:size=0.01"], tmp_path / "docs", tmp_path / "work", device="cpu", train=False))
+    assert "`signs:size=0.01`" in render_leaderboard(tmp_path / "docs").read_text()
+
+
+def test_a_damaged_entry_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results" / "mnist-lenet-b1").mkdir(parents=True)
+    (tmp_path / "results" / "mnist-lenet-b1" / "x.json").write_text('{"version": 1}')
+    with pytest.raises(BadFileError, match=r"x\.json is not an entry"):
+        read_entries(tmp_path)
+
+
+def test_the_committed_page_is_that_of_the_committed_entries(tmp_path: Path) -> None:
+    for entry in read_entries(COMMITTED):
+        assert entry.setting in SETTINGS
+    (tmp_path / "results").symlink_to(COMMITTED / "results")
+    assert render_leaderboard(tmp_path).read_text() == (COMMITTED / "README.md").read_text()
