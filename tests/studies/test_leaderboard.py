@@ -92,7 +92,9 @@ def test_the_page_shows_every_entry_the_best_first(board: Path) -> None:
 
 
 def test_a_defense_that_does_not_fit_is_named_with_the_reason(tmp_path: Path) -> None:
-    setting = replace(TINY, audit={**TINY.audit, "model": "resnet18", "attacks": ["ig:iterations=1,restarts=1"]}, training=None)
+    setting = replace(
+        TINY, audit={**TINY.audit, "model": "resnet18", "attacks": ["ig:iterations=1,restarts=1"]}, training=None
+    )
     list(enter(setting, ["none", "dp"], tmp_path / "docs", tmp_path / "work", device="cpu"))
     page = render_leaderboard(tmp_path / "docs").read_text()
     assert re.search(r"\| `dp` \| \| does not fit: .*batch norm", page, re.IGNORECASE)

@@ -10,6 +10,7 @@ longer than most attacks, so it is never tried unasked.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -44,7 +45,8 @@ Evaluate = Callable[[Params], tuple[Params, Tensor]]
 Strategy = Literal["auto", "loop", "vmap", "joint", "compiled"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 
-_TRIED_ON_CPU = 4
+_TRIED = {"cpu": 4, "cuda": 128}
+"""On so many problems, at most, a way is timed."""
 _SHARE_OF_MEMORY = 0.4
 _FEW = 2
 _SAME = 1e-2
@@ -87,17 +89,20 @@ def plan_for(
     if not admitted:
         raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
-    known = _remembered().get(key)
-    if isinstance(known, dict) and known.get("way") in admitted:
-        return Plan(known["way"], int(known["chunk"]), bool(known["graph"]), precision)
+    kept = _kept(key, admitted, precision)
+    if kept is not None:
+        return kept
     plans = [_sized(ways[way], way, unknowns, given, precision) for way in admitted]
     timed = {plan: _seconds_per_problem(ways[plan.way], plan, unknowns, given) for plan in plans}
     best = min(timed, key=timed.__getitem__)
     if timed[best] == float("inf"):
         hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
         raise GradveilError(f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}")
-    _remember(key, {"way": best.way, "chunk": best.chunk, "graph": best.graph})
-    return best
+    with _one_writer():  # another process may have measured the same meanwhile: the first is kept
+        kept = _kept(key, admitted, precision)
+        if kept is None:
+            _remember(key, {"way": best.way, "chunk": best.chunk, "graph": best.graph})
+    return kept or best
 
 
 def _admits(strategy: Strategy, way: str) -> bool:
@@ -207,13 +212,15 @@ def _sized(way: Batched, name: str, unknowns: Params, given: Given, precision: P
     except (RuntimeError, NotImplementedError):
         return Plan(name, 1, True, precision)  # what fails here fails again when timed, and is left out there
     each = max(1, (torch.cuda.max_memory_allocated() - before) // few)
+    torch.cuda.empty_cache()  # what only waits to be used again is free too
     free, _ = torch.cuda.mem_get_info()
     return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * free / each))), True, precision)
 
 
 def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Given) -> float:
     """The time of one problem under the plan, infinite where it cannot run."""
-    some = _count(unknowns) if plan.graph else min(plan.chunk, _TRIED_ON_CPU)
+    most = _TRIED[_device(unknowns).type]
+    some = min(_count(unknowns), most) if plan.graph else min(plan.chunk, most)
     part, about = _at(unknowns, slice(some)), _at(given, slice(some))
     try:
         evaluate = bound(plan, way, part, about)
@@ -251,5 +258,26 @@ def _remembered() -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+def _kept(key: str, ways: list[str], precision: Precision) -> Plan | None:
+    known = _remembered().get(key)
+    if isinstance(known, dict) and known.get("way") in ways:
+        return Plan(known["way"], int(known["chunk"]), bool(known["graph"]), precision)
+    return None
+
+
 def _remember(key: str, plan: dict[str, Any]) -> None:
     write_json(cache_folder() / "strategies.json", {**_remembered(), key: plan})
+
+
+@contextlib.contextmanager
+def _one_writer() -> Iterator[None]:
+    """Processes take turns, so that none writes over what another has just kept."""
+    path = cache_folder() / "strategies.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    except OSError as error:
+        raise GradveilError(f"cannot write {path}: {error.strerror}") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -82,3 +82,14 @@ def rounds(
         model=model, clients=clients, examples=examples, batch_size=batch_size, defense=defense, device=device
     )
     typer.echo(json.dumps(result))
+
+
+@app.command()
+def sweep(
+    cases: Annotated[int, typer.Option(help="Cases of the sweep.")] = 20,
+    iterations: Annotated[int, typer.Option(help="Steps of the attack in each.")] = 300,
+    model: Annotated[str, typer.Option(help="Model, such as resnet18.")] = "lenet:init=wide",
+    repeats: Annotated[int, typer.Option(help="Timed runs of each; the fastest counts.")] = 3,
+) -> None:
+    """Time of a sweep by one worker against its cases in a plain loop."""
+    typer.echo(json.dumps(bench.sweep(cases=cases, iterations=iterations, model=model, repeats=repeats)))

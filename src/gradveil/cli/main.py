@@ -1,6 +1,7 @@
 """The command line: parse, call, print.
 
-Exit codes: 0 done, 2 bad input, 3 a bound was crossed or a broadcast looks crafted, 130 interrupted.
+Exit codes: 0 done, 1 a case of a sweep failed, 2 bad input, 3 a bound was crossed or a broadcast looks crafted, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import typer
 from rich.console import Console
 
 from gradveil import __version__
-from gradveil.cli import assets, attack, audit, bench, generator, inspect, listing, train
+from gradveil.cli import assets, attack, audit, bench, generator, inspect, leaderboard, listing, reproduce, sweep, train
 from gradveil.core.errors import GradveilError
 
 app = typer.Typer(
@@ -33,6 +34,9 @@ app.command("report")(audit.report)
 app.command("score")(audit.score)
 app.command("attack")(attack.attack)
 app.command("train")(train.train)
+app.command("sweep")(sweep.sweep)
+app.command("reproduce")(reproduce.reproduce)
+app.command("leaderboard")(leaderboard.leaderboard)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.show)
 app.add_typer(assets.app, name="assets")

@@ -74,7 +74,7 @@ class _Bar:
         self._told = now
         share = f"{self._done / self._total:4.0%}" if self._total else ""
         left = (now - self._started) * (self._total - self._done) / self._done if self._total and self._done else None
-        still = "" if left is None else f", about {_clock(left)} left"
+        still = "" if left is None else f", about {clock(left)} left"
         self._console.print(f"{self._title}: {share}{still}  {self._note}".rstrip(), highlight=False)
 
 
@@ -84,9 +84,10 @@ class _Remaining(ProgressColumn):
     def render(self, task: RichTask) -> Text:
         if not task.total or not task.completed or task.elapsed is None:
             return Text("estimating", style="dim")
-        return Text(f"{_clock(task.elapsed * (task.total - task.completed) / task.completed)} left", style="cyan")
+        return Text(f"{clock(task.elapsed * (task.total - task.completed) / task.completed)} left", style="cyan")
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A time to wait, as a person reads it."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"

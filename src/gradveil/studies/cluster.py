@@ -1,0 +1,146 @@
+"""The same on a Ray cluster. Nothing but messages joins the machines: results travel back as the bytes of their files.
+
+A unit whose process dies is tried as often as on this machine; one whose machine dies goes to another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gradveil.core.atomic import write_atomically
+from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.studies.agenda import Agenda
+from gradveil.studies.ledger import RESULT, Ledger
+from gradveil.studies.units import Unit
+from gradveil.studies.work import Outcome, attempt
+
+Parcel = dict[str, dict[str, bytes]]
+"""By digest of a case, its files by their path in its folder."""
+
+LOCAL = "local"
+"""The address that stands for a cluster of this machine's own, for as long as the sweep runs."""
+_GLANCE = 1.0
+_PATIENCE = 5.0
+
+
+def run_on_ray(
+    agenda: Agenda, *, address: str, workers: int, threads: int, gpus: float, tell: Callable[[], None]
+) -> None:
+    """Run what is on the agenda on a cluster; ``workers`` is the size of one that is made for it."""
+    ray = _connected(address, workers * threads)
+    # What Ray says of processes that died is in the records; here it would stand in the middle of the output.
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), ExitStack() as ending:
+        ending.callback(ray.shutdown)
+        share = gpus if any(unit.on_gpu for unit in agenda.waiting) else 0.0
+        if agenda.open and not _slots(ray, threads, share):
+            graphics = f" and {share:g} GPU" if share else ""
+            raise GradveilError(f"no machine of the cluster has the {threads} CPU{graphics} that a case takes")
+        remote = ray.remote(max_retries=0)(carried_out)
+        under_way: dict[Any, Unit] = {}
+        while agenda.open:
+            agenda.workers = max(1, _slots(ray, threads, share))
+            while len(under_way) < agenda.workers and (unit := agenda.take()) is not None:
+                task = remote.options(num_cpus=threads, num_gpus=gpus if unit.on_gpu else 0)
+                under_way[task.remote(unit, threads)] = unit
+            tell()
+            ended, _ = ray.wait(list(under_way), timeout=_GLANCE)
+            for ticket in ended:
+                unit = under_way.pop(ticket)
+                agenda.report(unit, _received(ray, ticket, agenda.ledger))
+        tell()
+
+
+def carried_out(unit: Unit, threads: int) -> tuple[Outcome, Parcel]:
+    """Do a unit on the machine that the cluster chose, and pack up what came of it."""
+    with tempfile.TemporaryDirectory(prefix="gradveil-") as folder:
+        out = Path(folder)
+        outcome = attempt(unit, out, threads)
+        return outcome, {digest: _packed(Ledger(out).case(digest)) for digest in unit.digests}
+
+
+def _packed(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def _received(ray: ModuleType, ticket: Any, ledger: Ledger) -> Outcome:
+    """How a unit ended; what came of it is on this disk by then."""
+    outcome: Outcome
+    try:
+        outcome, parcel = ray.get(ticket)
+    except ray.exceptions.RayTaskError as error:
+        return Outcome("failed", " ".join(str(error.cause).split()), str(error))
+    except (ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError) as error:
+        return Outcome("lost", _first_line(error))
+    except ray.exceptions.RayError as error:
+        return Outcome("died", _first_line(error), str(error))
+    try:
+        _unpack(parcel, ledger)
+    except (GradveilError, OSError) as error:
+        return Outcome("no room", str(error))
+    return outcome
+
+
+def _unpack(parcel: Parcel, ledger: Ledger) -> None:
+    """Write the files of each case that is done."""
+    for digest, files in parcel.items():
+        if RESULT in files and ledger.result(digest) is None:
+            draft = ledger.draft(digest)
+            for name, content in files.items():
+                write_atomically(draft / name, content)
+            ledger.place(digest, draft)
+
+
+def _connected(address: str, cpus: int) -> ModuleType:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will by itself: here it only warns
+    own: dict[str, Any] = {}
+    if address == LOCAL:
+        # Ray listens on every network of the machine, but does nothing for who does not know the token.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        own = {"num_cpus": cpus, "include_dashboard": False}
+    try:
+        import ray
+    except ImportError:
+        raise NotAvailableError("--ray needs Ray: pip install 'gradveil[ray]'") from None
+    _check_answer(address)
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise GradveilError(f"no Ray cluster at {address}: {reason}") from None
+    return ray
+
+
+def _check_answer(address: str) -> None:
+    """Ray itself would ask for minutes before it says that nobody is there."""
+    host, _, port = address.rpartition(":")
+    if "/" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise GradveilError(f"no Ray cluster answers at {address} ({error}): start one with ray start --head") from None
+
+
+def _slots(ray: ModuleType, threads: int, share: float) -> int:
+    """How many units the machines that are alive can run at once."""
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    by_cpu = [int(machine.get("CPU", 0) // threads) for machine in alive]
+    by_gpu = [
+        int(machine.get("GPU", 0) / share) if share else count for machine, count in zip(alive, by_cpu, strict=True)
+    ]
+    return sum(map(min, by_cpu, by_gpu))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
