@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from exchanges import SAMPLES, observed, private_batches
-from gradveil.attacks import ATTACKS, Attack, Budget
-from gradveil.attacks.informed import COUNTER_MOVES
+from gradveil.attacks import ATTACKS, Attack, Budget, Reconstruction
+from gradveil.attacks.counter import Counters
+from gradveil.attacks.informed import COUNTER_MOVES, answers
 from gradveil.attacks.informed.asking import mean, most_frequent, replies
 from gradveil.attacks.informed.bottleneck import drawn
 from gradveil.attacks.informed.moves import counter_for
@@ -17,10 +18,10 @@ from gradveil.attacks.informed.policies import UndoPolicies
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each, norm, subtract
-from gradveil.core.types import Recipe
+from gradveil.core.types import Batch, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.defenses.ats import transformed
-from gradveil.metrics import psnr
+from gradveil.metrics import matched, psnr
 from gradveil.threat import Observation, threat_model
 from interrogation import interrogated
 
@@ -75,10 +76,61 @@ def test_without_a_counter_move_it_is_ig_that_estimates(defense: str, threat: st
     )
 
 
-def test_several_local_steps_have_no_counter_move() -> None:
-    recipe = Recipe(sends="delta", epochs=2, lr=0.01)
-    (one,) = observed(private_batches(1), defense="soteria", recipe=recipe)
-    assert counter_for(one) is None
+STEPS = Recipe(sends="delta", epochs=2, lr=0.01)
+
+
+@pytest.mark.parametrize("defense", ["soteria", "sparsify", "clip:bound=4", "noise:sigma=0.01", "dp", "ats"])
+def test_what_fits_is_done_after_several_local_steps_too(defense: str) -> None:
+    seen = observed(private_batches(1, 2), defense=defense, recipe=STEPS)
+    assert counter_for(seen[0]) is not None
+    (found,) = ATTACKS.build("informed", Budget(1, 2))(seen, seeds=[0])
+    assert found.inputs.shape == (2, 3, 32, 32)
+
+
+@pytest.mark.parametrize("defense", ["precode", "dcs2:iterations=2", "graddefense", "outpost", "censor:trials=2"])
+def test_what_does_not_fit_several_local_steps_is_estimated(defense: str) -> None:
+    seen = observed(private_batches(1), defense=defense, recipe=STEPS)
+    assert counter_for(seen[0]) is None
+    assert answers(seen[0]) == {defense: None}
+    found, plain = (ATTACKS.build(attack, Budget(1, 2))(seen, seeds=[0])[0] for attack in ("informed", "ig:aware=true"))
+    assert torch.equal(found.inputs, plain.inputs)
+
+
+def test_noise_and_clipping_are_in_units_of_what_is_sent() -> None:
+    (gradient,) = observed(private_batches(1, 2), defense="noise:sigma=0.1+clip:bound=4")
+    (delta,) = observed(private_batches(1, 2), defense="noise:sigma=0.1+clip:bound=4", recipe=STEPS)
+    for one, variance, bound in ((gradient, 0.01, 4.0), (delta, 0.01 * 2 * 0.01**2, 4.0 * 2 * 0.01)):
+        counter = counter_for(one)
+        assert isinstance(counter, Counters)
+        noisy, clip = counter.moves[0].moves[1], counter.moves[1]  # type: ignore[attr-defined]
+        assert float(noisy.variances(one)["fc.bias"][0]) == pytest.approx(variance)
+        assert clip.bound == pytest.approx(bound)
+
+
+@pytest.mark.parametrize("defense", ["sparsify", "soteria", "noise:sigma=0.1"])
+def test_knowing_the_defense_helps_with_batches_too(defense: str) -> None:
+    seen = observed(private_batches(2, 2), defense=defense)
+    found, plain = (ATTACKS.build(attack, SHORT)(seen, seeds=[0, 1]) for attack in ("informed", "ig"))
+    truth = private_batches(2, 2)
+
+    def near(reconstructions: list[Reconstruction]) -> float:
+        each = [matched(Batch(one.inputs, one.labels), own) for one, own in zip(reconstructions, truth, strict=True)]
+        return float(torch.stack([psnr(a.inputs, b.inputs) for a, b in zip(each, truth, strict=True)]).mean())
+
+    assert near(found) > near(plain) + 0.5
+
+
+def test_defenses_with_like_counter_moves_are_searched_as_one_batch() -> None:
+    defenses = ["noise:sigma=0.1", "soteria", "sparsify", "clip:bound=4", "none", "ats"]
+    both = [one for defense in defenses for one in observed(private_batches(1), defense=defense)]
+    module, sent = both[0].module, both[0].sent
+    alike = [replace(one, module=module, sent=sent) for one in both]
+    found = ATTACKS.build("informed:strategy=vmap", Budget(1, 3))(alike, seeds=[0] * len(alike))
+    together = [one.strategy.partition(",")[2].split()[0] for one in found]
+    assert together == ["4", "4", "4", "1", "1", "4"]
+    for one, seen in zip(found, alike, strict=True):
+        (alone,) = ATTACKS.build("informed:strategy=vmap", Budget(1, 3))([seen], seeds=[0])
+        assert one.objective == pytest.approx(alone.objective, rel=1e-3)
 
 
 def test_what_other_defenses_in_the_group_are_changes_nothing() -> None:

@@ -56,6 +56,37 @@ def test_joint_slopes_are_those_of_double_backward(model: str, size: int, train:
         assert (slopes[name] - expected[name]).norm() <= 1e-9 * expected[name].norm()
 
 
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_layer_with_a_term_of_its_own_in_the_loss_is_covered(size: int) -> None:
+    """PRECODE's bottleneck, with a draw for each example that the adversary has read, and in a part of the layers."""
+    batches = [Batch(batch.inputs.double(), batch.labels) for batch in private_batches(3, size)]
+    seen = observed(batches, model="lenet:init=wide", defense="precode:size=8")
+    attack = ATTACKS.build("ig:tv=0.1", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    first = ("body.0.weight", "body.0.bias")
+    before = [
+        replace(one, reply={name: one.reply[name] for name in first}, labels=own.labels)
+        for one, own in zip(seen, batches, strict=True)
+    ]
+    for shown in (seen, before):
+        found, starts, given = attack.problems(shown, [0, 1, 2])
+        given = {**given, "buffers": {"fc.0.noise": torch.randn(3, size, 8)}}
+        (slopes, values), (expected, reference) = found["joint"](starts, given), found["loop reverse"](starts, given)
+        torch.testing.assert_close(values, reference, rtol=1e-9, atol=1e-9)
+        assert (slopes["pixels"] - expected["pixels"]).norm() <= 1e-9 * expected["pixels"].norm()
+
+
+def test_a_reply_with_half_a_layer_is_left_to_other_ways() -> None:
+    seen = observed(private_batches(2), model="lenet")
+    attack = ATTACKS.build("ig", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    half = [replace(one, reply={"fc.bias": one.reply["fc.bias"]}, labels=torch.tensor([0])) for one in seen]
+    found, starts, given = attack.problems(half, [0, 1])
+    assert "joint" not in found
+    assert found["vmap reverse"](starts, given)[1].isfinite().all()
+
+
 def test_strides_padding_and_dilation_are_followed() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

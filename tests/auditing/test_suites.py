@@ -10,7 +10,7 @@ import pytest
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Budget
-from gradveil.auditing import make_case, make_observed_case, run_case, run_observed
+from gradveil.auditing import make_case, make_observed_case, run_case, run_observed, score_again
 from gradveil.auditing.suites import MEMBERS, Setting, suite
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Recipe
@@ -78,6 +78,21 @@ def test_a_local_run_whose_recipe_is_not_known_is_averaged() -> None:
     assert suite("quick", setting("C", recipe=FEDAVG)) == ("informed",)
 
 
+def test_a_large_model_gets_shorter_searches_and_fewer() -> None:
+    small, large = (set(suite("thorough", setting("D", model))) for model in ("lenet", "resnet18"))
+    assert {"informed", "ig", "ggl", "idlg"} <= small
+    assert {"informed:iterations=600,restarts=1", "ig:iterations=600,restarts=1", "identify"} <= large
+    assert not {"ggl", "idlg"} & large
+    for budget, wider in (("quick", "standard"), ("standard", "thorough")):
+        assert set(suite(budget, setting("D", "resnet18"))) < set(suite(wider, setting("D", "resnet18")))
+
+
+def test_every_search_of_a_large_model_fits_all_defenses_into_one_batch() -> None:
+    """20 images under 16 defenses: 320 problems, a third of what a GPU takes together."""
+    for attack in suite("thorough", setting("E", "resnet18")):
+        assert ATTACKS.build(attack, BUDGETS["thorough"]).problems_each == 1
+
+
 def test_saved_exchanges_are_not_crafted_for_and_bring_no_candidates() -> None:
     saved = suite("thorough", setting("H", saved=True))
     assert not {"imprint", "fishing", "identify", "fingerprint"} & {attack.partition(":")[0] for attack in saved}
@@ -139,6 +154,28 @@ def test_saved_exchanges_get_a_suite_too(tmp_path: Path) -> None:
     case = make_observed_case({"observations": [str(tmp_path / "t")], "budget": "quick", "gallery": 10})
     audit = run_observed(case, tmp_path / "a")
     assert set(audit["case"]["attacks"]) == {"analytic", "informed"}
+
+
+UNFIT = {**TINY, "budget": "quick", "model": "convnet:width=4", "attacks": ["identify"], "threat": "D"}
+
+
+@pytest.mark.usefixtures("short")
+def test_defenses_that_do_not_fit_the_model_are_refused_or_left_out(tmp_path: Path) -> None:
+    case = {**UNFIT, "defenses": ["none", "dp"]}
+    with pytest.raises(GradveilError, match="defense dp cannot bound"):
+        run_case(make_case(case), tmp_path / "refused")
+    audit = run_case(make_case({**case, "unfit": "leave out"}), tmp_path / "a")
+    assert audit["case"]["defenses"] == ["none"]
+    assert list(audit["left_out"]) == ["dp"]
+    assert "batch norm" in audit["left_out"]["dp"]
+    assert score_again(tmp_path / "a")["left_out"] == audit["left_out"]
+    with pytest.raises(GradveilError, match="no defense of the case can work on convnet:width=4: defense dp"):
+        run_case(make_case({**case, "defenses": ["dp"], "unfit": "leave out"}), tmp_path / "none")
+
+
+def test_what_to_do_with_unfit_defenses_does_not_change_a_row() -> None:
+    refused, left_out = (make_case({**UNFIT, "defenses": ["none"], "unfit": what}) for what in ("refuse", "leave out"))
+    assert [cell.digest() for cell in refused.cells()] == [cell.digest() for cell in left_out.cells()]
 
 
 def test_members_stand_in_the_order_of_their_budgets() -> None:

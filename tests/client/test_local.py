@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.trees import dot
 from gradveil.core.types import Domain, Recipe
-from gradveil.defenses import Defense
+from gradveil.defenses import DEFENSES, Defense
 from gradveil.models import Functional
 
 TINY = Domain(1, 8, 8, 4, (0.5,), (0.25,))
@@ -115,3 +116,19 @@ def test_a_defense_sees_every_local_step() -> None:
     means = reply.log.means()
     assert means["examples"] == pytest.approx(5 / 3)
     assert means["loss"] == pytest.approx(2.3, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    "spec", ["dcs2:iterations=5", "dcs2plus:iterations=5", "dcs2:iterations=5,sensitive=label,label=3"]
+)
+@pytest.mark.parametrize("sends", ["gradient", "delta"])
+def test_clients_side_by_side_reply_as_each_would_alone(spec: str, sends: Literal["gradient", "delta"]) -> None:
+    module, batches = models.build("lenet", SAMPLES.domain, seed=0), [SAMPLES.batch([i, i + 20]) for i in range(3)]
+    client = Client(module, recipe=Recipe(sends=sends), defense=DEFENSES.build(spec))
+    sent = client.model.params
+    together = client.replies(sent, batches, [generator(0, i) for i in range(3)])
+    for i, (reply, batch) in enumerate(zip(together, batches, strict=True)):
+        alone = client.reply(sent, batch, generator(0, i))
+        assert reply.log.means().keys() == alone.log.means().keys()
+        for name, tensor in alone.update.items():
+            torch.testing.assert_close(reply.update[name], tensor, rtol=1e-3, atol=1e-5)

@@ -129,3 +129,17 @@ def test_check_values_of_the_real_weights(net: Net, noise: float, other: float) 
     assert float(lpips.distance(astronaut, coffee)) == pytest.approx(other, abs=0.01)
     table = lpips.pairwise(astronaut, torch.cat([astronaut, noisy, coffee]))[0]
     assert table.tolist() == pytest.approx([0, noise, other], abs=0.01)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_remembered_is_not_embedded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lpips, few, gallery = LPIPS("vgg"), torch.rand(2, 3, 16, 16), torch.rand(7, 3, 16, 16)
+    fresh = lpips.pairwise(few, gallery)
+    lpips.remember(gallery)
+    counted: list[int] = []
+    embed = lpips._embed
+    monkeypatch.setattr(lpips, "_embed", lambda images: counted.append(len(images)) or embed(images))
+    torch.testing.assert_close(lpips.pairwise(few, gallery), fresh)
+    assert 7 not in counted
+    torch.testing.assert_close(lpips.pairwise(few, gallery + 0), fresh)
+    assert 7 in counted, "another tensor is embedded"

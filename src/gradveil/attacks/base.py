@@ -96,6 +96,11 @@ class Attack(ABC):
         return False
 
     @property
+    def problems_each(self) -> int:
+        """How many problems one observation makes, such as one for each restart."""
+        return 1
+
+    @property
     def across_broadcasts(self) -> bool:
         """Whether ``run`` takes replies to different broadcasts of one architecture, such as of several rounds."""
         return False

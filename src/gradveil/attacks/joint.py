@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import KeysView
 from dataclasses import dataclass
 
 import torch
@@ -43,12 +44,11 @@ class SharedNetwork:
     """
 
     def __init__(self, module: nn.Module, sent: Params, *, train_mode: bool) -> None:
-        if any(isinstance(layer, AddsToLoss) for layer in module.modules()):
-            raise UnsupportedError("a layer has a term of its own in the loss")
         self._module = copy.deepcopy(module).train(train_mode)
         self._module.load_state_dict(sent, strict=False)
         _replace_batch_norms(self._module)
         self._module.requires_grad_(False)
+        self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
         self._calls: list[Call] = []
         self._loose: list[tuple[nn.Module, str, str, Tensor]] = []
         covered: set[str] = set()
@@ -75,9 +75,15 @@ class SharedNetwork:
 
         return hook
 
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, list[Call]]:
-        """Outputs [N, B, classes] for inputs [N, B, C, H, W], and what passed through each layer."""
+    def __call__(self, inputs: Tensor, buffers: Params | None = None) -> tuple[Tensor, list[Call]]:
+        """Outputs [N, B, classes] for inputs [N, B, C, H, W], and what passed through each layer.
+
+        ``buffers`` [N, B, ...] by name are those that each example has of its own, such as what a client drew.
+        """
         problems = len(inputs)
+        for path, values in (buffers or {}).items():
+            place, _, key = path.rpartition(".")
+            setattr(self._module.get_submodule(place), key, values.flatten(0, 1))
         flat = inputs.flatten(0, 1)
         self._calls = []
         for layer in self._module.modules():
@@ -91,11 +97,21 @@ class SharedNetwork:
         calls, self._calls = self._calls, []
         return rules.apart(outputs, problems), calls
 
+    def total(self, losses: Tensor) -> Tensor:
+        """The sum over problems of their losses [N] and of what layers added in the last pass: means over examples."""
+        return torch.stack([losses.sum(), *(len(losses) * layer.taken() for layer in self._adding)]).sum()
 
-def gradients(calls: list[Call], slopes: tuple[Tensor, ...], problems: int) -> Params:
-    """The gradient of each problem in all parameters, [N, ...] by name."""
+
+def gradients(
+    calls: list[Call], slopes: tuple[Tensor, ...], problems: int, only: KeysView[str] | None = None
+) -> Params:
+    """The gradient of each problem in all parameters, or in those of ``only`` some layers, [N, ...] by name."""
     found: dict[str, list[Tensor]] = defaultdict(list)
     for call, slope in zip(calls, slopes, strict=True):
+        if only is not None and not only & _names(call):
+            continue
+        if only is not None and not _names(call) <= only:
+            raise UnsupportedError("a reply holds a part of a layer")
         if call.layer is None or call.inputs is None:
             found[call.name].append(_summed(slope, problems))
         else:
@@ -105,9 +121,14 @@ def gradients(calls: list[Call], slopes: tuple[Tensor, ...], problems: int) -> P
 
 
 def along(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, direction: Params) -> Tensor:
-    """The sum over problems of <gradient, direction>, differentiable in what passed through the layers."""
+    """The sum over problems of <gradient, direction>, differentiable in what passed through the layers.
+
+    Layers that ``direction`` does not name count nothing.
+    """
     parts = []
     for call, slope in zip(calls, slopes, strict=True):
+        if not direction.keys() & _names(call):
+            continue
         if call.layer is None or call.inputs is None:
             parts.append((_summed(slope, problems) * direction[call.name]).sum())
         else:
@@ -115,6 +136,13 @@ def along(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, directio
             own = {name: direction[_joined(call.name, name)] for name in names}
             parts.append(rules.along(call.layer, call.inputs, slope, problems, own))
     return torch.stack(parts).sum()
+
+
+def _names(call: Call) -> set[str]:
+    """The parameters whose gradient a call is a part of."""
+    if call.layer is None:
+        return {call.name}
+    return {_joined(call.name, name) for name, _ in call.layer.named_parameters(recurse=False)}
 
 
 def _summed(slope: Tensor, problems: int) -> Tensor:

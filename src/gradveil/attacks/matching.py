@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from gradveil.attacks.aware import as_defended, as_trusted, estimated
 from gradveil.attacks.base import Attack, Reconstruction
-from gradveil.attacks.counter import Counter
+from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import (
     Batched,
     Evaluate,
@@ -123,6 +124,10 @@ class Matching(Attack):
     @property
     def by_defense(self) -> bool:
         return self.draws > 0 or self.counter is not None
+
+    @property
+    def problems_each(self) -> int:
+        return self.restarts
 
     @property
     def across_broadcasts(self) -> bool:
@@ -249,6 +254,7 @@ class Matching(Attack):
             objective=self.objective,
             penalty=penalty,
             distance=self._distance(one, self.objective),
+            slopes=self._slopes(self.objective),
             mixed=self.explanation == "surrogate",
             own_broadcasts="sent" in given,
         )
@@ -276,6 +282,11 @@ class Matching(Attack):
             return plain(update) if averaged is None else averaged(update, plain)
 
         return distance if self.aware or averaged or self.counter else None
+
+    def _slopes(self, objective: Objective) -> Callable[[Params, Given], tuple[Params, Tensor]] | None:
+        """The slope of the distance for all problems at once, where a counter-move is no more than what is given."""
+        only_data = isinstance(self.counter, Each) and self.counter.kind() is None
+        return partial(_informed_slopes, objective) if only_data and not self.draws else None
 
     def _best_of_restarts(self, best: _Pictures) -> list[Reconstruction]:
         objectives = best.objectives.view(-1, self.restarts)
@@ -366,6 +377,20 @@ def _informed(counter: Counter, objective: Objective, update: Params, given: Giv
         own, reply = (map_each(torch.mul, tree, given["weights"]) for tree in (own, reply))
     away = objective(own, reply)
     return given["confidence"] * away if "confidence" in given else away
+
+
+def _informed_slopes(objective: Objective, updates: Params, given: Given) -> tuple[Params, Tensor]:
+    """The slope of ``_informed`` and its value for updates [N, ...], by a counter-move that compares what was sent."""
+    own, reply, weights = updates, given["reply"], given.get("weights")
+    if weights is not None:
+        own, reply = (map_each(torch.mul, tree, weights) for tree in (own, reply))
+    slopes, away = objective.slopes(own, reply)
+    if weights is not None:
+        slopes = map_each(torch.mul, slopes, weights)
+    if "confidence" not in given:
+        return slopes, away
+    sure = given["confidence"]
+    return map_each(lambda slope: slope * sure.view(-1, *[1] * (slope.dim() - 1)), slopes), sure * away
 
 
 def _searched(unknowns: Params, _given: Given) -> Tensor:

@@ -22,7 +22,7 @@ from gradveil.core.types import Params
 
 def for_population(tree: Any, size: int) -> Any:
     """Everything [N, ...] repeated for each member of each problem's population, [N * size, ...]."""
-    return tree_map(lambda tensor: tensor.repeat_interleave(size, dim=0), tree)
+    return tree if size == 1 else tree_map(lambda tensor: tensor.repeat_interleave(size, dim=0), tree)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ class Problem:
     penalty: Callable[[Params, Given], Tensor]
     distance: Callable[[Params, Given], Tensor] | None = None
     """How far a candidate's update is, where the plain objective does not say it; from (update, given)."""
+    slopes: Callable[[Params, Given], tuple[Params, Tensor]] | None = None
+    """The slope of that distance and the distance for updates [N, ...], where there is a quicker way than deriving."""
     mixed: bool = False
     """Take the gradient between the first and the last parameters, as far along as the unknown ``mix`` says."""
     own_broadcasts: bool = False
@@ -47,8 +49,9 @@ class Problem:
         return self.seen.recipe or Recipe(sends=self.seen.kind)
 
     def away(self, update: Params, given: Given) -> Tensor:
-        """The distance of one candidate's update from what was seen."""
-        return self.objective(update, given["reply"]) if self.distance is None else self.distance(update, given)
+        """The distance of one candidate's update from what was seen, in the tensors that the reply holds."""
+        shown = {name: update[name] for name in given["reply"]}
+        return self.objective(shown, given["reply"]) if self.distance is None else self.distance(shown, given)
 
     def value(self) -> Callable[[Params, Given], Tensor]:
         """The objective of one problem: run the local step on the candidate, and compare the updates."""
@@ -108,6 +111,8 @@ class Problem:
             exact = map_each(lambda gradient, like: gradient.to(like.dtype), gradients, observed)
             if self.distance is None:
                 return self.objective.slopes(exact, observed)
+            if self.slopes is not None:
+                return self.slopes(exact, given)
             direction, values = vmap(grad_and_value(self.distance))(exact, given)
             return direction, values
 
@@ -126,11 +131,11 @@ class Problem:
             with torch.no_grad():
                 inputs, targets = vmap(self.prior.decode)(unknowns, given), vmap(self.targets)(unknowns, given)
             with torch.enable_grad():
-                outputs, calls = network(inputs.requires_grad_())
+                outputs, calls = network(inputs.requires_grad_(), given.get("buffers"))
                 losses = vmap(self.loss)(outputs, targets)
-                slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
+                slopes = torch.autograd.grad(network.total(losses), [call.outputs for call in calls])
             with torch.no_grad():
-                _, values = self._compared(joint.gradients(calls, slopes, problems), given)
+                _, values = self._compared(joint.gradients(calls, slopes, problems, given["reply"].keys()), given)
                 return {}, values + vmap(self.penalty)(unknowns, given)
 
         return evaluate
@@ -143,11 +148,12 @@ class Problem:
             problems = len(next(iter(unknowns.values())))
             with torch.enable_grad():
                 leaves = {name: tensor.detach().requires_grad_() for name, tensor in unknowns.items()}
-                outputs, calls = network(vmap(self.prior.decode)(leaves, given))
+                outputs, calls = network(vmap(self.prior.decode)(leaves, given), given.get("buffers"))
                 losses = vmap(self.loss)(outputs, vmap(self.targets)(leaves, given))
-                slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls], create_graph=True)
+                passed = [call.outputs for call in calls]
+                slopes = torch.autograd.grad(network.total(losses), passed, create_graph=True)
                 with torch.no_grad():
-                    gradients = joint.gradients(calls, slopes, problems)
+                    gradients = joint.gradients(calls, slopes, problems, given["reply"].keys())
                     direction, values = self._compared(gradients, given)
                 costs = vmap(self.penalty)(leaves, given)
                 total = joint.along(calls, slopes, problems, direction) + costs.sum()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gradveil.attacks import load_reconstructions
 from gradveil.auditing.case import make_case
 from gradveil.auditing.exchange import broadcast, choose_private
@@ -23,7 +25,7 @@ def score_again(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
     audit = store.read_audit()
     if "observations" in audit["case"]:
         return score_observed(folder, progress=progress)
-    case = make_case(audit["case"])
+    case = make_case({**audit["case"], "device": _device_here(audit["case"]["device"])})
     data = load(case.data, progress=progress)
     judge = Judge(choose_private(data, case), data.domain, progress=progress)
     rows = []
@@ -33,5 +35,11 @@ def score_again(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
         scored = {**old, **judge.row(found, module)}
         store.save_row(scored["digest"], scored)
         rows.append(scored)
-    store.save_audit(assemble(case, rows, complete=audit["complete"]))
+    anew = assemble(case, rows, complete=audit["complete"], left_out=audit.get("left_out"))
+    store.save_audit(anew | {name: audit[name] for name in ("case", "environment")})
     return store.read_audit()
+
+
+def _device_here(device: str) -> str:
+    """An audit may have run on a machine with a GPU and be scored on one without."""
+    return device if device != "cuda" or torch.cuda.is_available() else "cpu"

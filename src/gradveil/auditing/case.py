@@ -19,7 +19,7 @@ from gradveil.data import DATASETS
 from gradveil.defenses import DEFENSES
 from gradveil.threat import threat_model
 
-RESULTS = 2
+RESULTS = 3
 """Raised when a change of the code changes results, so that saved rows of older code are not taken for new ones."""
 
 
@@ -59,6 +59,8 @@ class Case(BaseModel):
     training: tuple[str, ...] = ()
     """Folders of ``gradveil train``, one of them without a defense: what a defense costs is read off them."""
     device: Device = "cpu"
+    unfit: Literal["refuse", "leave out"] = "refuse"
+    """What becomes of defenses that cannot work on the model: the audit refuses to start, or goes on without them."""
 
     @field_validator("data")
     @classmethod
@@ -122,7 +124,7 @@ class Cell:
     def digest(self) -> str:
         """The same for equal plans, and different as soon as anything differs that the row depends on."""
         plan = self.case.as_json()
-        del plan["attacks"], plan["defenses"], plan["training"]
+        del plan["attacks"], plan["defenses"], plan["training"], plan["unfit"]
         plan |= {"attack": self.attack, "prior_only": self.prior_only, "results": RESULTS}
         plan |= {"defense": "" if self.prior_only else self.defense, "effort": asdict(self.case.effort())}
         return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]

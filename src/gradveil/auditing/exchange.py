@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from gradveil import models
 from gradveil.attacks import Attack, Crafted, Server
 from gradveil.attacks.active.interrogation import Answer, interrogate
 from gradveil.auditing.case import Case
-from gradveil.client import Client, cross_entropy
+from gradveil.client import Client, Reply, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import derive, generator
@@ -90,45 +91,50 @@ def exchange(
     It gets the honest broadcast or, where an attack is named, whatever that crafts from it.
     """
     log, defense, threat = Log(), DEFENSES.build(defense_spec), threat_model(case.threat)
-    drew: list[bool] = []
     starts = range(0, case.images, case.batch_size)
+    batches = [private.batch.take(slice(start, start + case.batch_size)).to(case.device) for start in starts]
+    drew: list[bool] = []
 
-    def client(number: int, start: int) -> Answer:
-        batch = private.batch.take(slice(start, start + case.batch_size)).to(case.device)
+    def answers(got: Crafted, numbers: Sequence[int], question: int = 0) -> list[Observation]:
+        """What is seen of the clients of these numbers when they get this broadcast."""
+        again = [question] if question else []
+        rngs = [generator(case.seed, "defense", defense_spec, number, *again, device=case.device) for number in numbers]
+        fresh = [rng.get_state() for rng in rngs]
+        client = Client(got.module, recipe=case.recipe, defense=defense, loss=loss)
+        replies = client.replies(got.sent, [batches[number] for number in numbers], rngs)
+        drew.extend(not torch.equal(rng.get_state(), state) for rng, state in zip(rngs, fresh, strict=True))
+        task.advance(len(numbers))
+        return [seen(got, batches[number], reply) for number, reply in zip(numbers, replies, strict=True)]
 
-        def answer(got: Crafted, question: int) -> Observation:
-            rng = generator(case.seed, "defense", defense_spec, number, *([question] if question else []))
-            fresh = rng.get_state()
-            reply = Client(got.module, recipe=case.recipe, defense=defense, loss=loss).reply(got.sent, batch, rng)
-            drew.append(not torch.equal(rng.get_state(), fresh))
-            log.merge(reply.log)
-            task.advance()
-            return observe(
-                module=got.module,
-                model=got.model,
-                domain=data.domain,
-                sent=got.sent,
-                reply=reply.update,
-                batch=batch,
-                recipe=case.recipe,
-                defense=defense_spec,
-                threat=threat,
-                crafted=got.tampered,
-                candidates=data,
-                loss=loss,
-            )
+    def seen(got: Crafted, batch: Batch, reply: Reply) -> Observation:
+        log.merge(reply.log)
+        return observe(
+            module=got.module,
+            model=got.model,
+            domain=data.domain,
+            sent=got.sent,
+            reply=reply.update,
+            batch=batch,
+            recipe=case.recipe,
+            defense=defense_spec,
+            threat=threat,
+            crafted=got.tampered,
+            candidates=data,
+            loss=loss,
+        )
 
-        return answer
+    def client(number: int) -> Answer:
+        return lambda got, question: answers(got, [number], question)[0]
 
-    clients = [client(number, start) for number, start in enumerate(starts)]
-    honest = Crafted(made.module, case.model, made.sent, ())
-    count = len(clients) if attack is None else None
+    count = len(batches) if attack is None else None
     with progress.task(f"clients with {defense_spec}", count, "replies") as task:
         if attack is None:
-            return Exchange([answer(honest, 0) for answer in clients], log, any(drew))
+            honest = Crafted(made.module, case.model, made.sent, ())
+            return Exchange(answers(honest, range(len(batches))), log, any(drew))
         public = _public(data, private) if Knowledge.PUBLIC_DATA in threat.knows else None
         server = Server(made.module, case.model, made.sent, data.domain, public)
-        return Exchange(interrogate(attack, server, clients, derive(case.seed, "craft")), log, any(drew))
+        asked = interrogate(attack, server, [client(i) for i in range(len(batches))], derive(case.seed, "craft"))
+        return Exchange(asked, log, any(drew))
 
 
 def _public(data: ImageSet, private: Private) -> Batch:

@@ -6,7 +6,7 @@ Cells of one attack whose clients answered the same broadcast are attacked as on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,7 @@ def run_on(
     case = case if case.attacks else _with_suite(case, sends(None), data.domain)
     store = Store(folder)
     store.open(resume=resume)
-    for defense in case.defenses:
-        DEFENSES.build(defense).check(sends(DEFENSES.reshaping(defense)).module)
+    case, left_out = _with_fitting(case, sends)
     private = choose_private(data, case)
     _save_truth(store, private)
     judge = Judge(private, data.domain, progress=progress)
@@ -92,9 +91,10 @@ def run_on(
             with store.batch([cell.digest() for cell in group]):
                 exchanges = [observed(cell.defense, _crafted_by(cell)) for cell in group]
                 rows |= {done["digest"]: done for done in _run_together(group, exchanges, judge, store, progress)}
-            _save(case, [rows[cell.digest()] for cell in cells if cell.digest() in rows], len(cells), store)
+            done = [rows[cell.digest()] for cell in cells if cell.digest() in rows]
+            store.save_audit(assemble(case, done, complete=len(done) == len(cells), left_out=left_out))
             task.advance(len(group))
-    _save(case, [rows[cell.digest()] for cell in cells], len(cells), store)
+    store.save_audit(assemble(case, [rows[cell.digest()] for cell in cells], complete=True, left_out=left_out))
     return store.read_audit()
 
 
@@ -103,22 +103,27 @@ def _crafted_by(cell: Cell) -> str | None:
     return cell.attack if ATTACKS.build(cell.attack, cell.case.effort()).crafts else None
 
 
-def _save(case: Case, rows: list[dict[str, Any]], planned: int, store: Store) -> None:
-    store.save_audit(assemble(case, rows, complete=len(rows) == planned))
-
-
 def _together(case: Case, cells: list[Cell]) -> list[list[Cell]]:
     """These cells in batches: one attack, one broadcast, not too many problems."""
-    problems = case.effort().restarts * case.images // case.batch_size
-    most = max(1, TOGETHER[case.device] // problems)
     alike: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         alike.setdefault((cell.attack, cell.prior_only, DEFENSES.reshaping(cell.defense)), []).append(cell)
-    return [same[i : i + most] for same in alike.values() for i in range(0, len(same), most)]
+    batches = []
+    for same in alike.values():
+        each = ATTACKS.build(same[0].attack, case.effort()).problems_each * case.images // case.batch_size
+        most = max(1, TOGETHER[case.device] // each)
+        batches += [same[i : i + most] for i in range(0, len(same), most)]
+    return batches
 
 
-def assemble(case: Case | ObservedCase, rows: list[dict[str, Any]], *, complete: bool) -> dict[str, Any]:
-    """The audit as saved: the case, where it ran, its rows and what they say."""
+def assemble(
+    case: Case | ObservedCase,
+    rows: list[dict[str, Any]],
+    *,
+    complete: bool,
+    left_out: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
     return {
         "version": VERSION,
@@ -129,6 +134,7 @@ def assemble(case: Case | ObservedCase, rows: list[dict[str, Any]], *, complete:
         "verdicts": verdicts(marked, costs(case.training)),
         "flags": explained(marked),
         "grades": GRADES,
+        "left_out": dict(left_out or {}),
     }
 
 
@@ -197,6 +203,22 @@ def _with_suite(case: Case, made: Broadcast, domain: Domain) -> Case:
         batch_size=case.batch_size,
     )
     return case.model_copy(update={"attacks": suite(case.budget, setting)})
+
+
+def _with_fitting(case: Case, sends: Callable[[str | None], Broadcast]) -> tuple[Case, dict[str, str]]:
+    """The case with the defenses that can work on its model, and by defense why the others cannot."""
+    reasons = {}
+    for defense in case.defenses:
+        try:
+            DEFENSES.build(defense).check(sends(DEFENSES.reshaping(defense)).module)
+        except GradveilError as error:
+            if case.unfit == "refuse":
+                raise
+            reasons[defense] = str(error)
+    fitting = tuple(defense for defense in case.defenses if defense not in reasons)
+    if not fitting:
+        raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(reasons.values()))}")
+    return case.model_copy(update={"defenses": fitting}), reasons
 
 
 def _check_threat(case: Case) -> None:

@@ -32,7 +32,7 @@ class Judge:
         self.lpips: LPIPS | None = None
         try:
             self.lpips = LPIPS("vgg", progress=progress)
-            self.lpips.distance(private.batch.inputs[:1], private.batch.inputs[:1])
+            self.lpips.remember(private.gallery)
         except NotAvailableError as error:
             self.not_available["lpips"] = str(error)
         except GradveilError as error:  # such as pictures too small for the network

@@ -19,6 +19,8 @@ from gradveil.core.types import Domain, Recipe
 from gradveil.models import classifier, split_front
 from gradveil.threat import Knowledge, Observation, ThreatModel, threat_model
 
+LARGE = 1_000_000
+"""Parameters from which on a model is large: a step of its problems costs some fifty times one of LeNet's."""
 _ONLY_WHILE_MADE = frozenset({Knowledge.CRAFT, Knowledge.CANDIDATES})
 """What saved exchanges cannot give: they are answered already, and their files name no candidates."""
 
@@ -60,6 +62,10 @@ class Setting:
         return True
 
     @property
+    def large(self) -> bool:
+        return sum(parameter.numel() for parameter in self.module.parameters()) > LARGE
+
+    @property
     def has_generator(self) -> bool:
         return self.replayable and self.domain.shape in SHIPPED
 
@@ -77,44 +83,57 @@ class Setting:
 
 @dataclass(frozen=True)
 class Member:
-    """An attack of the suites: from which budget on, and where it can run."""
+    """An attack of the suites: from which budget on, where it can run, and what stands for it on a large model."""
 
     attack: str
     since: str
     fits: Callable[[Setting], bool] = lambda setting: setting.replayable
+    large: str | None = "same"
+    """None: a large model is not worth what it takes."""
+
+    def spec(self, setting: Setting) -> str | None:
+        return self.attack if self.large == "same" or not setting.large else self.large
 
 
 MEMBERS = (
     Member("analytic", "quick", lambda setting: setting.reads_first_layer),
-    Member("informed", "quick"),
-    Member("informed:match=averaged", "quick", lambda setting: not setting.replayable),
+    Member("informed", "quick", large="informed:iterations=600,restarts=1"),
+    Member(
+        "informed:match=averaged",
+        "quick",
+        lambda setting: not setting.replayable,
+        large="informed:match=averaged,iterations=600,restarts=1",
+    ),
     Member("identify", "quick", lambda _: True),
     Member("imprint", "quick", lambda setting: split_front(setting.model)[0] is None),
     Member("trap", "quick", lambda setting: setting.reads_first_layer),
-    Member("ig", "standard"),
-    Member("gi", "standard", lambda setting: setting.has_statistics),
-    Member("sme", "standard", lambda setting: not setting.one_gradient),
+    Member("ig", "standard", large="ig:iterations=600,restarts=1"),
+    Member("gi", "standard", lambda setting: setting.has_statistics, large="gi:iterations=400,restarts=1"),
+    Member("sme", "standard", lambda setting: not setting.one_gradient, large="sme:iterations=400,restarts=1"),
     Member("fingerprint", "standard", lambda _: True),
-    Member("fishing", "standard", lambda setting: setting.fishable),
+    Member("fishing", "standard", lambda setting: setting.fishable, large="fishing:then=ig:iterations=600;restarts=1"),
     Member("ggl:optimizer=adam,iterations=200,restarts=1", "standard", lambda setting: setting.has_generator),
-    Member("idlg", "thorough", lambda setting: setting.one_gradient and setting.batch_size == 1),
-    Member("gi", "thorough", lambda setting: setting.replayable and not setting.has_statistics),
-    Member("ggl", "thorough", lambda setting: setting.has_generator),
-    Member("gias", "thorough", lambda setting: setting.has_generator),
-    Member("gifd", "thorough", lambda setting: setting.has_generator),
+    Member("idlg", "thorough", lambda setting: setting.one_gradient and setting.batch_size == 1, large=None),
+    Member(
+        "gi",
+        "thorough",
+        lambda setting: setting.replayable and not setting.has_statistics,
+        large="gi:iterations=400,restarts=1",
+    ),
+    Member("ggl", "thorough", lambda setting: setting.has_generator, large=None),
+    Member("gias", "thorough", lambda setting: setting.has_generator, large="gias:iterations=300,restarts=1"),
+    Member("gifd", "thorough", lambda setting: setting.has_generator, large="gifd:iterations=400,restarts=1"),
 )
 """A larger budget runs all that a smaller one does. One short search in a generator is what fits into standard: its
-steps cost some eight times those of a search over pixels."""
+steps cost some eight times those of a search over pixels. On a large model a search is both shorter, for more gradient
+leads to the picture, and started once."""
 
 
 def suite(budget: str, setting: Setting) -> tuple[str, ...]:
     """The attacks of a budget that can run in a setting, the cheap ones first."""
     upto = list(BUDGETS)[: list(BUDGETS).index(budget) + 1]
-    chosen = [
-        ATTACKS.canonical(member.attack)
-        for member in MEMBERS
-        if member.since in upto and _granted(member, setting) and member.fits(setting)
-    ]
+    fitting = [m for m in MEMBERS if m.since in upto and _granted(m, setting) and m.fits(setting)]
+    chosen = [ATTACKS.canonical(spec) for spec in (member.spec(setting) for member in fitting) if spec is not None]
     if not chosen:
         raise GradveilError(
             f"no attack of the {budget} suite can run on {setting.model} under threat {setting.threat.name}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradveil.client.inspection import Inspection, inspect
-from gradveil.client.local import LocalRun, Run, Taken, cross_entropy, finished
+from gradveil.client.local import Gradient, LocalRun, Run, Taken, cross_entropy, finished
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
@@ -72,29 +72,32 @@ class Client:
         """Train from the broadcast parameters on the private batch and return the update that would be sent."""
         return finished(self.run(sent, batch, rng, round_number=round_number))
 
+    def replies(
+        self, sent: Mapping[str, torch.Tensor], batches: Sequence[Batch], rngs: Sequence[torch.Generator]
+    ) -> list[Reply]:
+        """What clients alike reply to one broadcast, each for its own batch: side by side where their defense gains."""
+        if self.recipe.sends != "gradient" or not self.defense.gains_together:
+            return [self.reply(sent, batch, rng) for batch, rng in zip(batches, rngs, strict=True)]
+        steps, gradients = [], []
+        for batch, rng in zip(batches, rngs, strict=True):
+            start = self._start(sent, batch, rng)
+            self.defense.prepared(start)
+            model = self.defense.on_forward(self.model, len(batch), rng)
+            gradient, value = Gradient(model, self.loss)(
+                (start.params, model.buffers, start.batch.inputs, start.batch.labels)
+            )
+            steps.append(replace(start, model=model, number=1, value=value))
+            gradients.append(gradient)
+        hidden = self.defense.on_gradients(gradients, steps)
+        return [_sent(self.defense, update, step) for update, step in zip(hidden, steps, strict=True)]
+
     def run(
         self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
     ) -> Run[Reply]:
         """:meth:`reply` that leaves each gradient to whoever runs it."""
-        self._beware(sent, batch)
-        params, log = dict(sent), Log()
-        if params.keys() != self.model.params.keys():
-            raise GradveilError("the broadcast does not hold the parameters of this client's model")
-        local = Batch(self.defense.on_inputs(batch.inputs, rng), batch.labels)
+        start = self._start(sent, batch, rng, round_number)
+        local, defense = start.batch, self.defense.prepared(start)
         places = torch.arange(len(local), device=local.labels.device)
-        start = Step(
-            model=self.model,
-            loss=self.loss,
-            params=params,
-            batch=local,
-            index=places,
-            number=0,
-            round_number=round_number,
-            lr=self.recipe.lr,
-            rng=rng,
-            log=log,
-        )
-        defense = self.defense.prepared(start)
 
         def defended(gradient: Params, taken: Taken) -> Params:
             step = replace(
@@ -111,7 +114,7 @@ class Client:
         local_run = LocalRun(
             self.model,
             self.loss,
-            params,
+            start.params,
             local.inputs,
             local.labels,
             self.recipe,
@@ -119,10 +122,29 @@ class Client:
             on_forward=lambda model, examples: defense.on_forward(model, examples, rng),
         )
         update = yield from local_run.asking()
-        update = defense.on_update(update, rng, log)
-        if not all_finite(update):
-            raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
-        return Reply(detached(update), log)
+        return _sent(defense, update, start)
+
+    def _start(
+        self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, round_number: int = 1
+    ) -> Step:
+        """The state before the first local step."""
+        self._beware(sent, batch)
+        params = dict(sent)
+        if params.keys() != self.model.params.keys():
+            raise GradveilError("the broadcast does not hold the parameters of this client's model")
+        local = Batch(self.defense.on_inputs(batch.inputs, rng), batch.labels)
+        return Step(
+            model=self.model,
+            loss=self.loss,
+            params=params,
+            batch=local,
+            index=torch.arange(len(local), device=local.labels.device),
+            number=0,
+            round_number=round_number,
+            lr=self.recipe.lr,
+            rng=rng,
+            log=Log(),
+        )
 
     def _beware(self, sent: Mapping[str, torch.Tensor], batch: Batch) -> None:
         if self.on_suspicion == "train":
@@ -131,5 +153,13 @@ class Client:
         if found.suspicious and self.on_suspicion == "refuse":
             raise GradveilError(f"the client does not train: {found.summary}")
         if found.suspicious:
-            warnings.warn(found.summary, stacklevel=5)
+            warnings.warn(found.summary, stacklevel=6)
         self._trained_on = detached(dict(sent))
+
+
+def _sent(defense: Defense, update: Params, step: Step) -> Reply:
+    """What leaves the client."""
+    update = defense.on_update(update, step.rng, step.log)
+    if not all_finite(update):
+        raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
+    return Reply(detached(update), step.log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, cast
 
@@ -89,6 +90,8 @@ class Defense:
 
     reshapes: ClassVar[bool] = False
     """Whether ``on_model`` changes the architecture, which server and clients then agree on."""
+    gains_together: ClassVar[bool] = False
+    """Whether ``on_gradients`` is faster than one client after another; such a defense is its own ``prepared``."""
 
     def check(self, model: nn.Module) -> None:
         """Raise a GradveilError that names the fix if this defense cannot work on this model."""
@@ -112,6 +115,10 @@ class Defense:
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
         """Change the gradient of one local step before the optimiser takes it."""
         return gradient
+
+    def on_gradients(self, gradients: Sequence[Params], steps: Sequence[Step]) -> list[Params]:
+        """``on_gradient`` for several clients that answer the same broadcast."""
+        return [self.on_gradient(gradient, step) for gradient, step in zip(gradients, steps, strict=True)]
 
     def on_update(self, update: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
         """Change what leaves the client."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from gradveil.core.graphs import Replayed
+from gradveil.core.precise import kernels_tried
 from gradveil.core.trees import dot
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
@@ -98,12 +100,20 @@ class Search:
     box: bool
     """Keep inputs in [0, 1]."""
 
+    def run_each(self, steps: Sequence[Step], targets: Sequence[Batch], starts: Sequence[Batch]) -> Sequence[Concealed]:
+        """:meth:`run` for several clients at the same parameters, all their samples in one batch."""
+        if len(steps) < 2:
+            return [self.run(*each) for each in zip(steps, targets, starts, strict=True)]
+        sizes = [len(batch) for batch in targets]
+        return _parted(self.run(steps[0], _one_batch(targets), _one_batch(starts)), sizes)
+
     def run(self, step: Step, targets: Batch, starts: Batch) -> Concealed:
         """One concealed sample for each of M targets and starts: stepped together, or as many as memory takes."""
         size = sum(parameter.numel() for parameter in step.params.values())
         together = max(1, _NUMBERS_TOGETHER // size)
         groups = [slice(first, first + together) for first in range(0, len(targets), together)]
-        parts = [self._together(step, targets.take(group), starts.take(group)) for group in groups]
+        with kernels_tried():
+            parts = [self._together(step, targets.take(group), starts.take(group)) for group in groups]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _together(self, step: Step, targets: Batch, starts: Batch) -> Concealed:
@@ -123,7 +133,7 @@ class Search:
 
         given = (starts.labels, targets.inputs, wanted, says)
         slopes = vmap(grad(objective, has_aux=True))
-        found = self._descend(lambda x: slopes(x, *given)[0], starts.inputs)
+        found = self._descend(Replayed(lambda x: slopes(x, *given)[0]), starts.inputs)
         before, after = (vmap(objective)(x, *given)[1] for x in (starts.inputs, found))
         return Concealed(Batch(found, starts.labels), *after, *before)
 
@@ -165,10 +175,23 @@ def _length(tree: Params) -> Tensor:
     return (dot(tree, tree) + _TINY**2).sqrt()
 
 
+_FIGURES = ("cosine", "distance", "start_cosine", "start_distance")
+
+
+def _one_batch(parts: Sequence[Batch]) -> Batch:
+    return Batch(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
+
+
 def _joined(parts: list[Concealed]) -> Concealed:
-    batch = Batch(torch.cat([part.batch.inputs for part in parts]), torch.cat([part.batch.labels for part in parts]))
-    names = ("cosine", "distance", "start_cosine", "start_distance")
-    return Concealed(batch, *(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    figures = (torch.cat([getattr(part, name) for part in parts]) for name in _FIGURES)
+    return Concealed(_one_batch([part.batch for part in parts]), *figures)
+
+
+def _parted(whole: Concealed, sizes: list[int]) -> list[Concealed]:
+    """The opposite of ``_joined``, by how many samples each part has."""
+    tensors = (whole.batch.inputs, whole.batch.labels, *(getattr(whole, name) for name in _FIGURES))
+    parts = zip(*(torch.split(tensor, sizes) for tensor in tensors), strict=True)
+    return [Concealed(Batch(inputs, labels), *figures) for inputs, labels, *figures in parts]
 
 
 def _noise(step: Step, targets: Batch, each: int) -> Starts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.trees import add, scaled
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Defense, Step
-from gradveil.defenses.concealed import Search, classes, start_points
+from gradveil.defenses.concealed import Concealed, Search, Starts, classes, start_points
 from gradveil.defenses.registry import DEFENSES
 
 Sensitive = Callable[[Batch], Tensor] | Tensor
@@ -27,6 +27,7 @@ class DCS2(Defense):
     """DCS2 (Wu et al. 2022): adds gradients of samples that look unlike the sensitive ones but have like gradients."""
 
     name: ClassVar[str] = "dcs2"
+    gains_together: ClassVar[bool] = True
 
     iterations: int = 1000
     lr: float = 0.1
@@ -74,15 +75,30 @@ class DCS2(Defense):
         return self
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
-        sensitive = self.sensitive_in(step)
-        places = sensitive.nonzero()[:, 0]
-        step.log.add("sensitive", float(len(places)))
-        if len(places) == 0:
-            return gradient
-        starts = start_points(step, sensitive, each=self.k, kind=self.start, public=self.public, defense=self.name)
-        targets = step.batch.take(places.repeat_interleave(self.k))
+        return self.on_gradients([gradient], [step])[0]
+
+    def on_gradients(self, gradients: Sequence[Params], steps: Sequence[Step]) -> list[Params]:
+        """The concealed samples of all clients are searched as one batch."""
+        masks = [self.sensitive_in(step) for step in steps]
+        for step, mask in zip(steps, masks, strict=True):
+            step.log.add("sensitive", float(mask.sum()))
+        acting = [i for i, mask in enumerate(masks) if mask.any()]
+        starts = [self._starts(steps[i], masks[i]) for i in acting]
+        targets = [steps[i].batch.take(masks[i].nonzero()[:, 0].repeat_interleave(self.k)) for i in acting]
         search = Search(iterations=self.iterations, lr=self.lr, alpha=self.alpha, beta=self.beta, box=self.box)
-        found = search.run(step, targets, starts.batch)
+        hidden = search.run_each([steps[i] for i in acting], targets, [start.batch for start in starts])
+        shared = list(gradients)
+        for i, start, target, found in zip(acting, starts, targets, hidden, strict=True):
+            shared[i] = self._hidden_in(gradients[i], steps[i], masks[i], start, target, found)
+        return shared
+
+    def _starts(self, step: Step, sensitive: Tensor) -> Starts:
+        return start_points(step, sensitive, each=self.k, kind=self.start, public=self.public, defense=self.name)
+
+    def _hidden_in(
+        self, gradient: Params, step: Step, sensitive: Tensor, starts: Starts, targets: Batch, found: Concealed
+    ) -> Params:
+        """What one client sends, once its concealed samples are found."""
         for name in ("cosine", "distance", "start_cosine", "start_distance"):
             step.log.add(name, getattr(found, name).mean())
         shared = self._combined(gradient, step, found.batch, targets.labels)
@@ -137,8 +153,11 @@ class DCS2Plus(DCS2):
         super().__post_init__()
         self._require(0 <= self.margin < math.inf, "margin", "at least 0")
 
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        shared = super().on_gradient(gradient, step)
+    def on_gradients(self, gradients: Sequence[Params], steps: Sequence[Step]) -> list[Params]:
+        shared = super().on_gradients(gradients, steps)
+        return [self._projected(*each) for each in zip(shared, gradients, steps, strict=True)]
+
+    def _projected(self, shared: Params, gradient: Params, step: Step) -> Params:
         if shared is gradient:
             return gradient
         acts = product(shared, gradient) < 0 or (self.strict and _any_entry_opposed(shared, gradient))

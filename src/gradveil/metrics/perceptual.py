@@ -7,6 +7,7 @@ summed over layers, with weights that are not negative. So it is the squared Euc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,6 +76,14 @@ class LPIPS:
             _oihw(content[f"NetLinLayer_{stage}"]["Conv_0"]["kernel"]) for stage in range(len(self._network.convs))
         ]
         self._roots = [head.view(1, -1, 1, 1).sqrt() for head in heads]
+        self._remembered: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def remember(self, images: Tensor) -> None:
+        """Embed these once, for every ``pairwise`` with this very tensor. More than a gigabyte is not kept."""
+        if len(images) <= self._held_at_once(images):
+            points = torch.cat([self._embed(chunk) for chunk in torch.split(images, self._at_once(images))])
+            self._remembered = images, points
 
     @torch.no_grad()
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -91,9 +100,16 @@ class LPIPS:
         blocks = []
         for held in torch.split(a, self._held_at_once(a)):
             left = torch.cat([self._embed(chunk) for chunk in torch.split(held, self._at_once(a))])
-            columns = [_squared_distances(left, self._embed(chunk)) for chunk in torch.split(b, self._at_once(b))]
+            columns = [_squared_distances(left, points) for points in self._passing(b)]
             blocks.append(torch.cat(columns, dim=1))
         return torch.cat(blocks)
+
+    def _passing(self, images: Tensor) -> Iterator[Tensor]:
+        """Embeddings of images, some at a time."""
+        if self._remembered is not None and self._remembered[0] is images:
+            yield self._remembered[1]
+        else:
+            yield from (self._embed(chunk) for chunk in torch.split(images, self._at_once(images)))
 
     def _embed(self, images: Tensor) -> Tensor:
         """Images [n, C, H, W] as points [n, D] whose squared distances are the perceptual ones."""

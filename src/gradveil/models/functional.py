@@ -15,7 +15,7 @@ from gradveil.core.types import Loss, Params
 
 
 class AddsToLoss(nn.Module):
-    """A layer with a term of its own in the loss, which its forward pass leaves in ``term``."""
+    """A layer with a term of its own in the loss, which its forward pass leaves in ``term``: a mean over examples."""
 
     term: Tensor | None = None
 

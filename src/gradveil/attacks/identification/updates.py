@@ -58,7 +58,7 @@ def _shared(one: Observation, recipe: Recipe) -> Updates:
         with without_tf32(), torch.enable_grad():
             outputs, calls = network(inputs.unsqueeze(1).requires_grad_())
             losses = vmap(one.loss)(outputs, labels.unsqueeze(1))
-            slopes = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
+            slopes = torch.autograd.grad(network.total(losses), [call.outputs for call in calls])
         with without_tf32(), torch.no_grad():
             return joint.gradients(calls, slopes, len(inputs))
 

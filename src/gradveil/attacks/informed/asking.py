@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradveil.attacks.counter import Counter
+from gradveil.attacks.counter import ByData
 from gradveil.core.trees import map_each, stack
 from gradveil.core.types import Params
 from gradveil.threat.observation import Observation
@@ -26,7 +26,7 @@ def count(one: Observation) -> int:
 
 
 @dataclass(frozen=True)
-class Together(Counter):
+class Together(ByData):
     """One reply made of all: ``reduce`` takes a tensor of all replies [R, ...] to one [...]."""
 
     reduce: Callable[[Tensor], Tensor]

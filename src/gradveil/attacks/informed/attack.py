@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.explain import Explanation
 from gradveil.attacks.informed.moves import counter_for
@@ -30,8 +31,8 @@ class Informed(Attack):
         return self.matching.requires | ({Knowledge.ASK_AGAIN} if self.replies > 1 else set())
 
     @property
-    def by_defense(self) -> bool:
-        return True
+    def problems_each(self) -> int:
+        return self.matching.problems_each
 
     @property
     def crafts(self) -> bool:
@@ -45,12 +46,29 @@ class Informed(Attack):
         return self.matching.prior_only()
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
-        counter = counter_for(seen[0])
-        if counter is None:
-            return replace(self.matching, aware=True).run(seen, seeds=seeds, progress=progress)
-        matching = counter.adapted(replace(self.matching, counter=counter))
-        found = matching.run([counter.observed(one) for one in seen], seeds=seeds, progress=progress)
-        return [counter.revealed(each, one) for each, one in zip(found, seen, strict=True)]
+        """Problems go together as far as their counter-moves allow, whatever the defenses are."""
+        simulated = self.matching.explanation == "simulated"
+        counters = [counter_for(one) if simulated or one.kind == "gradient" else None for one in seen]
+        alike: dict[Hashable, list[int]] = {}
+        for i, counter in enumerate(counters):
+            alike.setdefault("estimated" if counter is None else counter.kind(), []).append(i)
+        found: dict[int, Reconstruction] = {}
+        for members in alike.values():
+            part, drawn = [seen[i] for i in members], [seeds[i] for i in members]
+            known = [counter for counter in (counters[i] for i in members) if counter is not None]
+            group = self._countered(known, part, drawn, progress) if known else self._estimated(part, drawn, progress)
+            found |= zip(members, group, strict=True)
+        return [found[i] for i in range(len(seen))]
+
+    def _estimated(self, seen: Sequence[Observation], seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+        return replace(self.matching, aware=True).run(seen, seeds=seeds, progress=progress)
+
+    def _countered(
+        self, counters: Sequence[Counter], seen: Sequence[Observation], seeds: Sequence[int], progress: Progress
+    ) -> list[Reconstruction]:
+        each = Each(counters, seen)
+        found = replace(self.matching, counter=each).run(each.left, seeds=seeds, progress=progress)
+        return [counter.revealed(one, own) for counter, one, own in zip(counters, found, seen, strict=True)]
 
 
 @ATTACKS.register("informed")

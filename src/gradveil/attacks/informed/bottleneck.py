@@ -6,25 +6,37 @@ encoder's gives the representation, and with it mean and deviation of the code; 
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, replace
+
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradveil.attacks.counter import Counter
 from gradveil.attacks.engine import Given
+from gradveil.attacks.labels import infer_labels
 from gradveil.core.types import Params
 from gradveil.defenses.precode import Bottleneck
 from gradveil.threat.observation import Observation
 
 
+@dataclass(frozen=True)
 class ReadDraw(Counter):
     """The candidate goes through the same draw, and is compared by the layers before the bottleneck."""
 
     def known(self, one: Observation) -> Given:
-        (name,) = (name for name, layer in one.module.named_modules() if isinstance(layer, Bottleneck))
-        behind = name.rpartition(".")[0]
-        weights = {key: torch.full_like(t, float(not key.startswith(f"{behind}."))) for key, t in one.reply.items()}
-        return {"buffers": {f"{name}.noise": drawn(one, name)}, "weights": weights}
+        name = _bottleneck(one)
+        return {"buffers": {f"{name}.noise": drawn(one, name)}}
+
+    def shown(self, one: Observation) -> Observation:
+        """What stands behind the bottleneck has told the label and the draw, and no more is asked of it."""
+        behind = _bottleneck(one).rpartition(".")[0]
+        labels = infer_labels([one], one.batch_size or 1)[0]
+        before = {name: tensor for name, tensor in one.reply.items() if not name.startswith(f"{behind}.")}
+        return replace(one, reply=before, labels=labels)
+
+
+def _bottleneck(one: Observation) -> str:
+    return next(str(name) for name, layer in one.module.named_modules() if isinstance(layer, Bottleneck))
 
 
 def drawn(one: Observation, name: str) -> Tensor:

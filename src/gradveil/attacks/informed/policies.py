@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import Reconstruction
-from gradveil.attacks.counter import Counter
+from gradveil.attacks.counter import ByData
 from gradveil.attacks.regularisers import total_variation
 from gradveil.defenses.ats import KINDS, LIBRARY, Policy, transformed
 from gradveil.threat.observation import Observation
@@ -26,7 +26,7 @@ _BY_LEVELS = ("equalize", "posterize")
 
 
 @dataclass(frozen=True)
-class UndoPolicies(Counter):
+class UndoPolicies(ByData):
     """Take what was found for the transformed pictures, and return what they were transformed from."""
 
     policies: tuple[Policy, ...]

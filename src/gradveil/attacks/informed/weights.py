@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradveil.attacks.counter import Counter
+from gradveil.attacks.counter import ByData
 from gradveil.attacks.engine import Given
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
@@ -22,7 +22,7 @@ _LEAST_SIGNAL = 0.05
 
 
 @dataclass(frozen=True)
-class Without(Counter):
+class Without(ByData):
     """Leave a tensor out of the matching."""
 
     name: str
@@ -31,7 +31,7 @@ class Without(Counter):
         return {"weights": {name: torch.full_like(t, float(name != self.name)) for name, t in one.reply.items()}}
 
 
-class OnlySent(Counter):
+class OnlySent(ByData):
     """Leave out the entries that were set to zero."""
 
     def known(self, one: Observation) -> Given:
@@ -39,7 +39,7 @@ class OnlySent(Counter):
 
 
 @dataclass(frozen=True)
-class Noisy(Counter):
+class Noisy(ByData):
     """Noise of known variance in every entry: the more of it, the more the picture itself has to be plausible.
 
     Where all entries have the same noise, all count the same, as in a likelihood. ``variances`` gives that of every

@@ -1,0 +1,147 @@
+"""A dishonest attack cannot pass: whatever it looks through, no private pixel, label or place is within its reach."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exchanges import SAMPLES, observed
+from gradveil.attacks import ATTACKS, Attack, Reconstruction
+from gradveil.auditing import make_case, run_case
+from gradveil.core.progress import Progress
+from gradveil.core.types import Batch
+from gradveil.threat import Observation
+
+EVERY, SIZE = 13, 3
+PRIVATE = torch.arange(SIZE) * EVERY
+DEFENSES = [
+    "none", "noise:sigma=0.1", "clip:bound=4", "sparsify", "dp", "soteria", "graddefense", "censor:trials=2", "outpost",
+    "dcs2:iterations=2", "dcs2plus:iterations=2", "precode", "ats", "clip:bound=4+noise:sigma=0.01",
+]  # fmt: skip
+
+
+def inside(thing: Any) -> Iterable[Any]:
+    """What an attack can get at from a thing it holds, by any attribute, item or closure."""
+    if isinstance(thing, Tensor):
+        return [thing.grad if thing.is_leaf else None, thing.grad_fn, thing._base, *vars(thing).values()]
+    if isinstance(thing, Mapping):
+        return [*thing.keys(), *thing.values()]
+    if isinstance(thing, list | tuple | set | frozenset):
+        return thing
+    if isinstance(thing, partial):
+        return [thing.func, thing.args, thing.keywords]
+    if isinstance(thing, types.MethodType):
+        return [thing.__self__, thing.__func__]
+    if isinstance(thing, types.FunctionType):
+        return [*(cell.cell_contents for cell in thing.__closure__ or ()), thing.__defaults__, thing.__kwdefaults__]
+    if isinstance(thing, torch.autograd.graph.Node):
+        saved = [getattr(thing, name) for name in dir(thing) if name.startswith("_saved")]
+        return [*saved, *(node for node, _ in thing.next_functions)]
+    slots = [getattr(thing, name, None) for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*getattr(thing, "__dict__", {}).values(), *slots]
+
+
+def reachable(thing: Any) -> Iterator[Any]:
+    """Everything within reach of a thing, itself included; code and what it imports is public."""
+    held, waiting = {}, [thing]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in held or isinstance(one, type | types.ModuleType | str | bytes):
+            continue
+        held[id(one)] = one
+        yield one
+        waiting.extend(inside(one))
+
+
+def stored(thing: Any) -> bytes:
+    """The memory behind a thing: of a tensor, all that it is a view of."""
+    if isinstance(thing, Tensor):
+        return bytes(thing.detach().cpu().untyped_storage())
+    numbers = isinstance(thing, list | tuple) and all(type(entry) is int for entry in thing)
+    return torch.tensor(thing, dtype=torch.int64).numpy().tobytes() if numbers and thing else b""
+
+
+def secrets(batch: Batch) -> dict[str, list[bytes]]:
+    """The private facts as they would lie in memory."""
+    pictures = [*batch.inputs, *(batch.inputs * 255).round().to(torch.uint8)]
+    return {
+        "pixels": [picture.numpy().tobytes() for picture in pictures],
+        "labels": [batch.labels.numpy().tobytes()],
+        "places": [PRIVATE.numpy().tobytes()],
+    }
+
+
+def betrayed(seen: Sequence[Observation]) -> set[str]:
+    """Which private facts of the first observation are within reach of all of them."""
+    known = secrets(SAMPLES.batch(PRIVATE))
+    memory = [content for content in map(stored, reachable(list(seen))) if content]
+    return {kind for kind, facts in known.items() if any(fact in content for fact in facts for content in memory)}
+
+
+class Thief(Attack):
+    """Returns the first thing within its reach that looks like a private batch, else grey."""
+
+    def __init__(self) -> None:
+        self.loot: set[str] = set()
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+        del seeds, progress
+        self.loot |= betrayed(seen)
+        shape = (seen[0].batch_size or 1, *seen[0].domain.shape)
+        tensors = (thing for thing in reachable(list(seen)) if isinstance(thing, Tensor))
+        batch = next((t for t in tensors if t.shape == shape and t.min() >= 0 and t.max() <= 1), None)
+        grey = torch.full(shape, 0.5) if batch is None else batch
+        plain = torch.zeros(len(grey), dtype=torch.int64)
+        return [Reconstruction(grey, plain, 0.0, (0.0,), (0,), (0.0,), "converged") for _ in seen]
+
+
+@pytest.mark.parametrize(
+    ("threat", "model", "defenses"),
+    [
+        ("C", "lenet", ["none", "dcs2:iterations=2", "precode"]),
+        pytest.param("C", "lenet", DEFENSES, marks=pytest.mark.slow),
+        ("E", "convnet:width=4", ["none"]),
+    ],
+)
+def test_an_attack_that_looks_for_the_truth_finds_none(
+    threat: str, model: str, defenses: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thief = Thief()
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setitem(ATTACKS._factories, "thief", lambda _budget: thief)
+    fields = {"model": model, "threat": threat, "attacks": ["thief"], "defenses": defenses}
+    case = make_case({**fields, "images": SIZE, "batch_size": SIZE, "every": EVERY, "gallery": 20})
+    audit = run_case(case, tmp_path / "a")
+    assert [row["defense"] for row in audit["rows"] if row["identified"] > 0] == []
+    # under E the adversary holds candidates with the private pictures among them, but not which
+    assert thief.loot == (set() if threat == "C" else {"pixels"})
+
+
+def seen(threat: str = "C", **changes: Any) -> list[Observation]:
+    (one,) = observed([SAMPLES.batch(PRIVATE)], threat=threat)
+    for name, value in changes.items():
+        object.__setattr__(one, name, value)
+    return [one]
+
+
+def test_the_search_finds_what_is_there() -> None:
+    """What is granted, and leaks that were put there on purpose: a closure, a view, a hook, a graph."""
+    batch, module = SAMPLES.batch(PRIVATE), nn.Linear(2, 2)
+    module.register_forward_hook(lambda *_: batch)
+    wide = torch.cat([torch.zeros(1, 3, 32, 32), batch.inputs])
+    graph = {"fc": (batch.inputs * torch.ones((), requires_grad=True)).sum()}
+    assert betrayed(seen()) == set()
+    assert betrayed(seen("C+labels")) == {"labels"}
+    assert betrayed(seen(loss=lambda outputs, _: outputs.sum() + batch.inputs.sum())) == {"pixels", "labels"}
+    assert betrayed(seen(reply={"fc": wide[:1]})) == {"pixels"}
+    assert betrayed(seen(module=module)) == {"pixels", "labels"}
+    assert betrayed(seen(reply=graph)) == {"pixels"}
+    assert betrayed(seen(crafted=tuple(PRIVATE.tolist()))) == {"places"}
