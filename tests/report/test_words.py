@@ -33,9 +33,10 @@ def attacks(rows: tuple[Row, ...]) -> list[Row]:
 
 
 def test_above_chance_needs_the_whole_interval() -> None:
-    assert words.above_chance(verdict("none", 0.5, low=0.2, chance=0.1)) is True
-    assert words.above_chance(verdict("none", 0.5, low=0.1, chance=0.1)) is False
+    assert words.above_chance(verdict("none", 0.75, low=0.2, chance=0.1)) is True
+    assert words.above_chance(verdict("none", 0.75, low=0.1, chance=0.1)) is False
     assert words.above_chance(verdict("none", 0.5, low=0.1, chance=None)) is None
+    assert words.above_chance(verdict("none", 0.25, low=0.02, chance=0.01)) is False, "one of four: a chance of 4%"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> li
                 "adversary": threat_model(worst["threat"]).title,
                 "prior_only_identified": None if alone is None else alone["identified"],
                 "images": worst["images"],
+                "gallery": worst["gallery"],
                 **{key: worst[key] for key in ("candidates", "ranked_first", "round") if key in worst},
                 "flags": worst["flags"],
                 "sentence": _sentence(worst, alone),

@@ -121,6 +121,11 @@ def _trace(fields: Fields) -> Trace:
     return Trace(known, lines)
 
 
+def _chance(fields: Fields) -> float | None:
+    alone, gallery = fields.number("prior_only_identified"), _whole(fields, "gallery")
+    return alone if alone is None or not gallery else max(alone, 1 / gallery)
+
+
 def _verdict(fields: Fields) -> Verdict:
     return Verdict(
         defense=fields.text("defense"),
@@ -128,7 +133,7 @@ def _verdict(fields: Fields) -> Verdict:
         threat=fields.optional_text("threat"),
         identified=fields.number("identified"),
         interval=fields.interval("identified_interval"),
-        chance=fields.number("prior_only_identified"),
+        chance=_chance(fields),
         images=_whole(fields, "images"),
         sentence=fields.optional_text("sentence") or "",
         grade=fields.optional_text("grade"),

@@ -101,6 +101,7 @@ class Verdict:
     identified: float | None
     interval: tuple[float, float] | None
     chance: float | None
+    """What the same search finds without the update, but at least what picking at random does."""
     images: int | None
     sentence: str
     grade: str | None = None

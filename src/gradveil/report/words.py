@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradveil.report.fields import Fields, number_or_none
@@ -18,6 +19,8 @@ THREATS = {
     "G": "data-enhanced manipulator",
     "H": "active client manipulator",
 }
+SELDOM = 0.025
+"""Chance is ruled out where it finds as many in fewer than one of forty audits."""
 
 
 def defense_name(spec: str) -> str:
@@ -55,10 +58,22 @@ def threat_name(threat: str) -> str:
 
 
 def above_chance(verdict: Verdict) -> bool | None:
-    """Whether even the low end of the interval lies above what the search finds without the update; None: not known."""
-    if verdict.interval is None or verdict.chance is None:
+    """Whether even the low end of the interval lies above chance, which seldom finds as many; None: not known."""
+    if verdict.identified is None or verdict.interval is None or verdict.chance is None:
         return None
-    return verdict.interval[0] > verdict.chance
+    images = verdict.images or 0
+    luck = at_least(round(verdict.identified * images), images, verdict.chance)
+    return verdict.interval[0] > verdict.chance and luck < SELDOM
+
+
+def at_least(count: int, trials: int, chance: float) -> float:
+    """How likely so many of some trials succeed, or more.
+
+    >>> round(at_least(1, 8, 0.01), 4), at_least(0, 8, 0.01)
+    (0.0773, 1.0)
+    """
+    few = sum(math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(count))
+    return max(0.0, 1.0 - few)
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
