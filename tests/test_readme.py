@@ -177,7 +177,7 @@ def test_the_flags_are_the_real_ones() -> None:
 
 
 def test_the_suites_are_the_real_ones() -> None:
-    written = {attack: row[1] for row in table("docs/verdict.md", "attack") for attack in re.split(r", (?=g)", row[0])}
+    written = {attack: row[1] for row in table("docs/suites.md", "attack") for attack in re.split(r", (?=g)", row[0])}
     first = {member.attack: member.since for member in reversed(MEMBERS) if "match=" not in member.attack}
     assert written == first
 
