@@ -19,7 +19,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.federated import Training, run_training
 from gradveil.report import render
 from gradveil.studies import Ledger, Standing, claim, make_study, read_study, run_study, status_of, units_of
-from studies.sweeps import BASE, CRASHING, alive, children, of_seeds, results, sweeping, until, written
+from studies.sweeps import BASE, CRASHING, alive, children, of_seeds, results, sweep, sweeping, until, written
 
 STUDY = of_seeds(3)
 
