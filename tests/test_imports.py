@@ -11,7 +11,7 @@ import gradveil
 
 LEVELS = (
     "core", "assets", "data", "models", "generators", "defenses", "client", "threat", "attacks", "federated", "metrics",
-    "auditing", "report", "bench", "cli",
+    "auditing", "report", "studies", "bench", "reproduction", "cli",
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent
 ONLY_FOR_PEOPLE = {"typer", "rich"}
