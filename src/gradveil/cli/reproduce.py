@@ -23,6 +23,7 @@ from gradveil.studies.local import Start
 
 _errors = Console(stderr=True, soft_wrap=True)
 _out = Console(soft_wrap=True)
+_WIDE = 160
 _FOLDER = Path("reproductions")
 _QUIET_SECONDS = 10.0
 
@@ -136,10 +137,10 @@ class _Lines:
 def _print_names() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("name", "in the paper", "small", "paper", "what it is"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title != "what it is")
     for name, one in REPRODUCTIONS.items():
         table.add_row(name, one.where, *(_cost(plan(one, scale.value)) for scale in Size), one.about)
-    _out.print(table, highlight=False)
+    (_out if _out.is_terminal else Console(width=_WIDE)).print(table)  # a file or a pipe has no edge to wrap at
     _out.print("small: minutes of two cores; paper: minutes of one H200, estimated.", highlight=False)
 
 
