@@ -14,7 +14,7 @@ _HEAD = """# Leaderboard
 
 Every defense on the same settings, under the strongest attack that the `standard` suite has for it, by an adversary who
 knows the defense and holds a list of candidates (threat model D). This page is made from the files in
-[results](results); no figure in it was typed in.
+`results`; no figure in it was typed in.
 
 - **grade**: A to F by the upper end of the 95% interval of the share identified ([more](../verdict.md)).
 - **identified**: private images that the worst attack picks out of a hundred, and their 95% interval.
