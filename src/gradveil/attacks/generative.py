@@ -13,8 +13,9 @@ from gradveil.attacks.base import ATTACKS, Attack, Budget
 from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.explain import Explanation
 from gradveil.attacks.latent import CodeCost, Codes, Features, OwnWeights, fitting
-from gradveil.attacks.matching import Matching, Outcome, Phase
+from gradveil.attacks.matching import Matching, Phase
 from gradveil.attacks.objectives import Cosine, Marks, Objective, Squared
+from gradveil.attacks.outcome import Outcome
 from gradveil.attacks.population import Evolution, PopulationSearch
 from gradveil.attacks.priors import Prior
 from gradveil.attacks.regularisers import energy, total_variation

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value
 from torch.utils._pytree import tree_map
 
 from gradveil.attacks.aware import as_defended, as_trusted, estimated
@@ -37,6 +37,7 @@ from gradveil.attacks.explain import Explanation, explained
 from gradveil.attacks.joint import UnsupportedError
 from gradveil.attacks.labels import infer_labels
 from gradveil.attacks.objectives import Objective
+from gradveil.attacks.outcome import Outcome, Pictures, better, pictures_of
 from gradveil.attacks.population import PopulationSearch, for_population
 from gradveil.attacks.priors import Pixels, Prior
 from gradveil.attacks.problem import Problem
@@ -50,15 +51,6 @@ from gradveil.core.trees import map_each, stack
 from gradveil.core.types import Params
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a phase came to, for all problems: the next phase starts from it."""
-
-    prior: Prior
-    given: Given
-    found: Found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +141,7 @@ class Matching(Attack):
                 task.note(str(ready.plan))
                 found = self._search(phase, ready, seen[0], seeds, task)
                 outcome = Outcome(ready.prior, ready.given, found)
-                best = _better(best, _pictures(outcome, str(ready.plan)))
+                best = better(best, pictures_of(outcome, str(ready.plan)))
         assert best is not None
         return self._best_of_restarts(best)
 
@@ -288,7 +280,7 @@ class Matching(Attack):
         only_data = isinstance(self.counter, Each) and self.counter.kind() is None
         return partial(_informed_slopes, objective) if only_data and not self.draws else None
 
-    def _best_of_restarts(self, best: _Pictures) -> list[Reconstruction]:
+    def _best_of_restarts(self, best: Pictures) -> list[Reconstruction]:
         objectives = best.objectives.view(-1, self.restarts)
         chosen = objectives.argmin(dim=1) + torch.arange(len(objectives), device=objectives.device) * self.restarts
         inputs = best.inputs[chosen].nan_to_num(0.5).clamp(0, 1).cpu()
@@ -308,51 +300,6 @@ class Matching(Attack):
             )
             for i, row in enumerate(objectives.tolist())
         ]
-
-
-@dataclass(frozen=True)
-class _Pictures:
-    """What the phases so far came to: for each problem the best picture, and the trace through all of them."""
-
-    inputs: Tensor
-    """[N, B, C, H, W]."""
-    labels: Tensor
-    objectives: Tensor
-    stopped: tuple[str, ...]
-    steps: tuple[int, ...]
-    trace: Tensor
-    strategy: str
-
-
-def _pictures(outcome: Outcome, strategy: str) -> _Pictures:
-    """The outcome of one phase as pictures."""
-    found = outcome.found
-    searched = found.unknowns.get("labels")
-    return _Pictures(
-        inputs=vmap(outcome.prior.decode)(found.unknowns, outcome.given),
-        labels=outcome.given["labels"] if searched is None else searched.argmax(dim=-1),
-        objectives=found.objectives,
-        stopped=found.stopped,
-        steps=found.steps,
-        trace=found.trace,
-        strategy=strategy,
-    )
-
-
-def _better(before: _Pictures | None, after: _Pictures) -> _Pictures:
-    """For each problem the picture of the phase with the lower objective."""
-    if before is None:
-        return after
-    later = after.objectives < before.objectives
-    return _Pictures(
-        inputs=torch.where(later.view(-1, 1, 1, 1, 1), after.inputs, before.inputs),
-        labels=torch.where(later.view(-1, 1), after.labels, before.labels),
-        objectives=torch.where(later, after.objectives, before.objectives),
-        stopped=tuple(b if use else a for a, b, use in zip(before.stopped, after.stopped, later, strict=True)),
-        steps=before.steps + tuple(before.steps[-1] + step for step in after.steps),
-        trace=torch.cat([before.trace, after.trace]),
-        strategy=f"{before.strategy}; {after.strategy}",
-    )
 
 
 def _inferred(seen: Sequence[Observation], size: int) -> Tensor:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Budget
+from gradveil.auditing.fields import first_complaint, read_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Recipe
 from gradveil.data import DATASETS
@@ -196,22 +196,12 @@ def _made(kind: type[_Made], fields: dict[str, Any]) -> _Made:
     try:
         return kind(**fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "case"
-        raise GradveilError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise GradveilError(first_complaint(error, "case")) from None
 
 
 def read_case(path: Path) -> dict[str, Any]:
     """The fields of a YAML case file."""
-    try:
-        fields = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise GradveilError(f"there is no case file {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise GradveilError(f"case file {path} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(fields, dict):
-        raise GradveilError(f"case file {path} holds no fields; it needs lines such as 'data: cifar10-samples'")
-    return {str(key): value for key, value in fields.items()}
+    return read_fields(path, "case", "lines such as 'data: cifar10-samples'")
 
 
 def _effort(budget: str, restarts: int | None) -> Budget:

@@ -22,11 +22,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gradveil.auditing import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.case import RESULTS
+from gradveil.auditing.fields import first_complaint, read_fields
 from gradveil.core.errors import GradveilError
 from gradveil.federated import Training, make_training
 
@@ -86,15 +86,7 @@ class _File(BaseModel):
 
 def read_study(path: Path) -> Study:
     """The study of a YAML file; what is wrong with it is said in one line."""
-    try:
-        fields = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise GradveilError(f"there is no study file {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise GradveilError(f"study file {path} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(fields, dict):
-        raise GradveilError(f"study file {path} holds no fields; it needs base: and grid: with lines below them")
-    return make_study(path.stem, fields)
+    return make_study(path.stem, read_fields(path, "study", "base: and grid: with lines below them"))
 
 
 def make_study(name: str, fields: dict[str, Any]) -> Study:
@@ -102,9 +94,7 @@ def make_study(name: str, fields: dict[str, Any]) -> Study:
     try:
         file = _File(**fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise GradveilError(f"study {name}: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise GradveilError(f"study {name}: {first_complaint(error, 'file')}") from None
     if file.grid and file.grids:
         raise GradveilError(f"study {name}: write either one grid: or several below grids:, not both")
     entries: dict[str, Entry] = {}

@@ -1,0 +1,31 @@
+"""Fields as a person writes them: read from a YAML file, and what is wrong with them in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from gradveil.core.errors import GradveilError
+
+
+def read_fields(path: Path, kind: str, needs: str) -> dict[str, Any]:
+    """The fields of a YAML file of this kind, such as a case; ``needs`` says what an empty one lacks."""
+    try:
+        fields = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise GradveilError(f"there is no {kind} file {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise GradveilError(f"{kind} file {path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(fields, dict):
+        raise GradveilError(f"{kind} file {path} holds no fields; it needs {needs}")
+    return {str(key): value for key, value in fields.items()}
+
+
+def first_complaint(error: ValidationError, whole: str) -> str:
+    """The first thing that is wrong, after the name of its field; ``whole`` where it is about no single one."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or whole
+    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}"
