@@ -10,55 +10,20 @@ After ``--limit`` seconds it stops between two steps; the same command goes on w
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lines import Lines
 
 from gradveil.auditing import make_case, read_case
 from gradveil.auditing.run import run_on
 from gradveil.data import ImageSet, MemoryImages, load
-
-
-class Lines:
-    """Progress as lines on standard output: what took longer than a second, and every row once it is saved."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, time.perf_counter()
-        self.printed: set[str] = set()
-
-    @contextmanager
-    def task(self, title: str, total: float | None, unit: str = "steps") -> Iterator[Lines]:  # noqa: ARG002
-        started = time.perf_counter()
-        yield self
-        seconds = time.perf_counter() - started
-        if seconds > 1:
-            self._say(f"{seconds:7.1f} s for {title}")
-
-    def advance(self, amount: float = 1) -> None:  # noqa: ARG002
-        """Rows are saved before the audit says that it is further."""
-        if not (self.folder / "audit.json").exists():
-            return
-        for row in json.loads((self.folder / "audit.json").read_text())["rows"]:
-            if row["digest"] not in self.printed:
-                self.printed.add(row["digest"])
-                attack = f"{row['prior_of']} without the update" if row["prior_of"] else row["attack"]
-                found = f"{row['identified']:4.0%} identified, {row['psnr']:4.1f} dB"
-                self._say(f"{row['seconds']:7.1f} s  {row['defense']:30} {found}  {attack} ({row['strategy']})")
-
-    def note(self, text: str) -> None:
-        self._say(f"          {text}")
-
-    def _say(self, text: str) -> None:
-        print(f"{time.perf_counter() - self.started:7.0f}  {text}", flush=True)
 
 
 def images_of(path: str, count: int) -> ImageSet:
@@ -99,7 +64,8 @@ def main() -> None:
     options = parser.parse_args()
     fields, lines = fields_of(options), Lines(options.out)
     data = load(fields["data"]) if options.npz is None else images_of(options.npz, options.candidates)
-    fields["every"] = max(1, len(data) // fields["images"])
+    if options.npz is not None:
+        fields["every"] = max(1, len(data) // fields["images"])
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(options.limit)
     try:

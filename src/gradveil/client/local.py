@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from gradveil.core.trees import map_each, subtract
+from gradveil.core.trees import added_at_once, map_each
 from gradveil.core.types import Loss, Params, Recipe
 from gradveil.models.functional import Functional
 
@@ -107,7 +107,7 @@ class LocalRun:
         self.inputs, self.targets = inputs, targets
         self.on_gradient, self.on_forward = on_gradient, on_forward
         self.start, self.current = params, params
-        self.descend: Callable[[Params, Params, float], Params] = descended
+        self.add: Callable[[Params, Params, float], Params] = added
         self.step: Params = {}
         """What the optimiser took last; with momentum, that is the velocity."""
         self.number = 0
@@ -121,7 +121,7 @@ class LocalRun:
 
     def asking(self) -> Run[Params]:
         """What is sent at the end, each gradient left to whoever runs it."""
-        self.descend = descended_at_once
+        self.add = added_at_once
         for examples in mini_batches(len(self.inputs), self.recipe):
             model = self.evaluated(examples)
             self.take(examples, model, (yield self.wanted(model, examples)))
@@ -145,12 +145,12 @@ class LocalRun:
                 step = map_each(lambda g, p: g + recipe.weight_decay * p, step, self.current)
             if recipe.momentum and self.step:
                 step = map_each(lambda v, g: recipe.momentum * v + g, self.step, step)
-            self.current = self.descend(self.current, step, recipe.lr)
+            self.current = self.add(self.current, step, -recipe.lr)
         self.step = step
 
     def update(self) -> Params:
         """What is sent at the end."""
-        return self.step if self.recipe.sends == "gradient" else subtract(self.current, self.start)
+        return self.step if self.recipe.sends == "gradient" else self.add(self.current, self.start, -1.0)
 
 
 def local_update(
@@ -164,15 +164,9 @@ def local_update(
     return LocalRun(model, loss, params, inputs, targets, recipe).alone()
 
 
-def descended(params: Params, step: Params, lr: float) -> Params:
-    """``params - lr * step``."""
-    return map_each(lambda p, s: torch.sub(p, s, alpha=lr), params, step)
-
-
-def descended_at_once(params: Params, step: Params, lr: float) -> Params:
-    """The same in one call for all tensors, which transforms such as ``vmap`` do not know."""
-    moved = torch._foreach_sub(list(params.values()), [step[name] for name in params], alpha=lr)
-    return dict(zip(params, moved, strict=True))
+def added(a: Params, b: Params, scale: float) -> Params:
+    """``a + scale * b`` with the rounding of :func:`added_at_once`, for transforms too."""
+    return map_each(lambda x, y: torch.add(x, y, alpha=scale), a, b)
 
 
 def mini_batches(count: int, recipe: Recipe) -> Iterator[slice]:

@@ -20,6 +20,12 @@ def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
     return map_each(lambda x, y: x + scale * y, a, b)
 
 
+def added_at_once(a: Params, b: Params, scale: float = 1.0) -> Params:
+    """The same of floating-point numbers in one call, which transforms such as ``vmap`` do not know."""
+    sums = torch._foreach_add(list(a.values()), [b[name] for name in a], alpha=scale)
+    return dict(zip(a, sums, strict=True))
+
+
 def subtract(a: Params, b: Params) -> Params:
     return map_each(torch.sub, a, b)
 
@@ -57,8 +63,9 @@ def all_finite(tree: Params) -> bool:
     if not numbers:
         return True
     largest = torch._foreach_norm(numbers, float("inf"))  # NaN and infinity pass through
-    together = torch.stack([norm.to(largest[0].device, torch.float64) for norm in largest])
-    return bool(together.isfinite().all())  # one question to the card
+    if len({(norm.device, norm.dtype) for norm in largest}) > 1:
+        largest = tuple(norm.to(largest[0].device, torch.float64) for norm in largest)
+    return bool(torch.stack(list(largest)).isfinite().all())  # one question to the card
 
 
 def gaussian_like(tree: Params, rng: torch.Generator) -> Params:

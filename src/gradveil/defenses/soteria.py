@@ -27,8 +27,11 @@ from gradveil.models.structure import Representation, classifier
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 """So many input entries are differentiated together, by kind of device: more gains nothing and costs memory."""
 
-PROBES = 16
+PROBES = 8
 """Random directions of one look at all entries."""
+
+LEAST_PROBES = 16
+"""Fewer make estimates whose errors have longer tails than the margin counts on."""
 
 MARGIN = 3.5
 """Standard errors between an estimate and the threshold from which on the entry counts as settled."""
@@ -296,6 +299,8 @@ def _probed(rows: RowNorms, score: Score, count: int, rng: torch.Generator) -> t
     squares, probes = torch.zeros_like(rows.values), 0
     while True:
         squares, probes = squares + rows.squares(PROBES, rng), probes + PROBES
+        if probes < LEAST_PROBES:
+            continue
         bias, variance = score.bias_and_variance(probes)
         terms = score(rows.values, (squares / probes).sqrt()) / bias
         unsure = variance * terms.square()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradveil.client import Wanted
 from gradveil.core.graphs import Graph, leaves, on_one_gpu, rebuilt, signature
+from gradveil.core.precise import kernels_tried
 
 WORTH_CAPTURE = 2
 """Work of a shape asked for so often before is captured: it takes as long as a few calls."""
@@ -57,7 +58,8 @@ class Lanes:
             graphs = self._graphs[kind]
             self._asked[kind] += 1
             if taken[kind] == len(graphs) and self._worth_capture(kind, tensors):
-                graphs.append(Graph(_ChannelsLast(work.function), work.given))
+                with kernels_tried():
+                    graphs.append(Graph(_ChannelsLast(work.function), work.given))
             lanes.append(graphs[taken[kind]] if taken[kind] < len(graphs) else None)
             taken[kind] += 1
         return lanes

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.client import Client, Run, Wanted
 from gradveil.client.local import mini_batches
-from gradveil.core.trees import add, detached
+from gradveil.core.trees import added_at_once, detached
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import Log
 from gradveil.federated.server import State
@@ -84,6 +84,6 @@ def local_training(
     Clients that share a ``module`` in train mode can have their running statistics computed together.
     """
     reply = yield from client.run(state.params, batch, rng, round_number=round_number)
-    arrived = add(state.params, reply.update) if client.recipe.sends == "delta" else state.params
+    arrived = added_at_once(state.params, reply.update) if client.recipe.sends == "delta" else state.params
     buffers = yield from statistics_after(module, arrived, state.buffers, batch, client.recipe)
     return Answer(reply.update, buffers, len(batch), reply.log)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
-from gradveil.core.trees import add, all_finite, map_each, scaled, stack
+from gradveil.core.trees import added_at_once, all_finite, scaled
 from gradveil.core.types import Params, Recipe
 
 
@@ -52,15 +52,23 @@ def average(trees: Sequence[Params], weights: Sequence[float]) -> Params:
     >>> average([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [3, 1])
     {'w': tensor([1.])}
     """
-    share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    measured = [name for name, tensor in trees[0].items() if tensor.is_floating_point()]
+    mean = _mean([[tree[name] for name in measured] for tree in trees], weights) if measured else []
+    means = dict(zip(measured, mean, strict=True))
+    return {name: means[name] if name in means else _largest(trees, name) for name in trees[0]}
 
-    def mean(values: Tensor) -> Tensor:
-        if not values.is_floating_point():
-            return values.amax(dim=0)
-        total: Tensor = torch.tensordot(share.to(values), values, dims=1)
-        return total
 
-    return map_each(mean, stack(trees))
+def _mean(each: Sequence[list[Tensor]], weights: Sequence[float]) -> list[Tensor]:
+    """The mean by weight of lists of tensors, in one call for each list."""
+    first, *others = (weight / sum(weights) for weight in weights)
+    total = list(torch._foreach_mul(each[0], first))
+    for tensors, share in zip(each[1:], others, strict=True):
+        torch._foreach_add_(total, tensors, alpha=share)
+    return total
+
+
+def _largest(trees: Sequence[Params], name: str) -> Tensor:
+    return torch.stack([tree[name] for tree in trees]).amax(dim=0)
 
 
 def as_difference(reply: Params, recipe: Recipe) -> Params:
@@ -70,8 +78,8 @@ def as_difference(reply: Params, recipe: Recipe) -> Params:
 
 def stepped(state: State, change: Params, buffers: Params, *, lr: float, momentum: float) -> State:
     """The state after one server step along the mean change of the clients (FedAvgM, Hsu et al. 2019)."""
-    velocity = add(change, state.velocity, momentum) if momentum and state.velocity else change
-    moved = add(state.params, velocity, lr)
+    velocity = added_at_once(change, state.velocity, momentum) if momentum and state.velocity else change
+    moved = added_at_once(state.params, velocity, lr)
     if not all_finite(moved):
         raise GradveilError("the training diverged: the global model holds NaN or infinity; lower lr or server_lr")
     return State(moved, buffers, velocity if momentum else {})

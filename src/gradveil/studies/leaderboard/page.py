@@ -12,7 +12,7 @@ from gradveil.studies.leaderboard.settings import SETTINGS, Setting
 PAGE = "README.md"
 _HEAD = """# Leaderboard
 
-Every defense on the same settings, under the strongest attack that the `standard` suite has for it, by an adversary who
+Every defense on the same settings, under the strongest attack that a suite has for it, by an adversary who
 knows the defense and holds a list of candidates (threat model D). This page is made from the files in
 `results`; no figure in it was typed in.
 
@@ -54,7 +54,7 @@ def _table(setting: Setting, entries: Sequence[Entry]) -> str:
     plain = next((one.trained for one in entries if one.defense == "none"), None)
     lines = [_line(one, plain) for one in sorted(entries, key=_order)]
     ran = sorted({f"{one.environment['device']}, torch {one.environment['torch']}" for one in entries})
-    about = f"`{setting.name}`; {'; '.join(ran)}.{_training_words(setting)}"
+    about = f"`{setting.name}`; suite `{setting.audit['budget']}`; {'; '.join(ran)}.{_training_words(setting)}"
     return f"## {setting.title}\n\n{about}\n\n{_TABLE}{''.join(lines)}"
 
 
