@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 DEFENSES = ["none", "noise:sigma=0.1", "clip:bound=1", "sparsify:rate=0.5"]
 BASE = {"data": "mnist-samples", "model": "mlp", "images": 2, "gallery": 10, "attacks": "ig:iterations=8,restarts=2"}
 CRASHING = """
@@ -83,14 +84,12 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def until(condition: Callable[[], object], seconds: float = 120) -> bool:
-    """Wait for it; whether it came."""
+def until(condition: Callable[[], T], seconds: float = 120) -> T:
+    """Wait for it; what it was in the end, which is nothing true if it never came."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
+    while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return True
+    return found
 
 
 def alive(pid: int) -> bool:

@@ -47,6 +47,8 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 
 _TRIED = {"cpu": 4, "cuda": 128}
 """On so many problems, at most, a way is timed."""
+_TRIED_BYTES = 2**30
+"""On fewer if what is given of them takes more than this: on a large model few problems fill a card."""
 _SHARE_OF_MEMORY = 0.4
 _FEW = 2
 _SAME = 1e-2
@@ -199,9 +201,9 @@ def _sized(way: Batched, name: str, unknowns: Params, given: Given, precision: P
     if name.startswith("loop"):
         return Plan(name, 1, False, precision)
     if not _on_gpu(unknowns):
-        each = sum(t.nbytes for t in [*tree_leaves(given), *unknowns.values()]) // count
+        each = _bytes_each(unknowns, given)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * memory / (20 * each + 1)))), False, precision)
+        return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * memory / (20 * each)))), False, precision)
     few = min(count, _FEW)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -217,9 +219,15 @@ def _sized(way: Batched, name: str, unknowns: Params, given: Given, precision: P
     return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * free / each))), True, precision)
 
 
+def _bytes_each(unknowns: Params, given: Given) -> int:
+    total = sum(int(tensor.nbytes) for tensor in [*tree_leaves(given), *unknowns.values()])
+    return total // _count(unknowns) + 1
+
+
 def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Given) -> float:
     """The time of one problem under the plan, infinite where it cannot run."""
-    most = _TRIED[_device(unknowns).type]
+    each = _bytes_each(unknowns, given)
+    most = min(_TRIED[_device(unknowns).type], max(_FEW, _TRIED_BYTES // each))
     some = min(_count(unknowns), most) if plan.graph else min(plan.chunk, most)
     part, about = _at(unknowns, slice(some)), _at(given, slice(some))
     try:

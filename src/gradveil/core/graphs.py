@@ -103,7 +103,13 @@ def leaves(tree: Any) -> list[Tensor]:
     """All tensors in nested dicts and tuples, in their order. (PyTorch's own function for it is ten times slower.)"""
     if isinstance(tree, Tensor):
         return [tree]
-    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
+    found: list[Tensor] = []
+    for part in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(part, Tensor):  # without a call for each of them, for this is done in every step
+            found.append(part)
+        else:
+            found += leaves(part)
+    return found
 
 
 def names_of(tree: Any) -> Any:
@@ -111,7 +117,7 @@ def names_of(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return None
     if isinstance(tree, dict):
-        return [(name, names_of(part)) for name, part in tree.items()]
+        return [(name, None if isinstance(part, Tensor) else names_of(part)) for name, part in tree.items()]
     return [names_of(part) for part in tree]
 
 

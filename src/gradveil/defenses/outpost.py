@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.graphs import Replayed
@@ -42,7 +44,7 @@ class Outpost(Defense):
             if not 0 <= value <= 100:
                 raise GradveilError(f"defense outpost: {name} is a percentage from 0 to 100, not {value}")
         self.scale, self.phi, self.beta, self.rho, self.fisher = scale, phi, beta, rho, fisher
-        self._perturbations: dict[tuple[tuple[str, int], ...], _Perturbation] = {}
+        self._perturbations: dict[Hashable, _Perturbation] = {}
         self._uniform: list[float] | None = None
 
     def prepared(self, start: Step) -> Defense:
@@ -57,25 +59,26 @@ class Outpost(Defense):
         if not perturbed:
             return gradient
         perturbation = self._perturbation_of(gradient)
-        weights = {name: step.params[name] for name in gradient}
-        fisher = _example_fisher(step) if self.fisher == "example" else {}
-        drawn = torch.randn(sum(perturbation.noisy), generator=step.rng, device=step.rng.device)
-        noise = drawn.to(next(iter(gradient.values())))
-        sent, risk = perturbation.replayed((gradient, weights, fisher, noise))
+        values, weights = perturbation.joined(gradient), perturbation.joined(step.params)
+        fisher = perturbation.joined(_example_fisher(step)) if self.fisher == "example" else None
+        noise = torch.randn(perturbation.draws, generator=step.rng, device=step.rng.device).to(values)
+        given = (values, weights, noise) if fisher is None else (values, weights, noise, fisher)
+        sent, risk = perturbation.replayed(given)
         step.log.add("risk", risk)
         step.log.add("pruned", perturbation.pruned)
-        return {name: sent[name] for name in gradient}
+        return perturbation.apart(sent, gradient)
 
     def _perturbation_of(self, tree: Params) -> _Perturbation:
-        """Where layers lie and how much of each is chosen is the same for all gradients of these sizes."""
-        sizes = tuple((name, tensor.numel()) for name, tensor in tree.items())
-        if sizes not in self._perturbations:
-            groups = layers(tree)
-            lengths = [sum(tree[name].numel() for name in names) for names in groups]
+        """Where layers lie and how much of each is chosen is the same for all gradients of these sizes and places."""
+        key = tuple((name, tensor.numel(), tensor.dtype, tensor.device) for name, tensor in tree.items())
+        if key not in self._perturbations:
+            sizes = {name: size for name, size, _, _ in key}
+            lengths = [sum(sizes[name] for name in names) for names in layers(tree)]
             kept = [length - self._pruned(length) for length in lengths]
             noisy = [round(self.phi / 100 * length) for length in lengths]
-            self._perturbations[sizes] = _Perturbation(self.scale, groups, lengths, kept, noisy)
-        return self._perturbations[sizes]
+            alike = len({(kind, place) for _, _, kind, place in key}) == 1
+            self._perturbations[key] = _Perturbation(self.scale, sizes, kept, noisy, alike)
+        return self._perturbations[key]
 
     def _pruned(self, size: int) -> int:
         return round(self.rho / 100 * size)
@@ -92,40 +95,44 @@ def _chances(step: Step) -> list[float]:
 
 
 class _Perturbation:
-    """What happens to a gradient with these layers: so many entries of each are kept, and so many get noise."""
+    """What happens to a gradient with these sizes: so many entries of each layer are kept, and so many get noise."""
 
-    def __init__(
-        self, scale: float, groups: list[list[str]], lengths: list[int], kept: list[int], noisy: list[int]
-    ) -> None:
-        self.scale, self.groups, self.noisy = scale, groups, noisy
-        self.pruned = 1 - sum(kept) / sum(lengths)
-        self.choose = LargestOfEach(lengths, kept, noisy)
+    def __init__(self, scale: float, sizes: dict[str, int], kept: list[int], noisy: list[int], alike: bool) -> None:
+        self.scale, self.groups, self.alike = scale, layers(sizes), alike
+        self.order = [name for names in self.groups for name in names]
+        self.sizes = [sizes[name] for name in self.order]
+        self.noisy, self.draws = noisy, sum(noisy)
+        self.pruned = 1 - sum(kept) / sum(self.sizes)
+        self.choose = LargestOfEach([sum(sizes[name] for name in names) for names in self.groups], kept, noisy)
         self.replayed = Replayed(self)
 
-    def __call__(self, given: tuple[Params, Params, Params, Tensor]) -> tuple[Params, Tensor]:
-        """The gradient that is sent, and the mean risk. ``given``: gradient, weights, Fisher, N(0, 1) for the noise.
+    def __call__(self, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """What is sent, and the mean risk. ``given``: gradient, weights, N(0, 1) for the noise, maybe the Fisher.
 
-        Layers lie side by side. Without a Fisher, the squared gradient stands for it: the larger the entry, the larger
-        its square.
+        Without a Fisher, the squared gradient stands for it: the larger the entry, the larger its square.
         """
-        gradient, weights, fisher, noise = given
-        side_by_side = self._ordered(gradient)
-        values = _joined(side_by_side)
-        risk = layer_risks(weights, self.groups).to(values)
+        values, weights, noise, *fisher = given
+        risk = layer_risks(dict(zip(self.order, torch.split(weights, self.sizes), strict=True)), self.groups).to(values)
         kept, noisy = self.choose(values.abs())
         if fisher:
-            _, noisy = self.choose(_joined(self._ordered(fisher)))
+            _, noisy = self.choose(fisher[0])
         parts = torch.split(noise, self.noisy)
         spread = torch.cat([drawn * by for drawn, by in zip(parts, self.scale * risk, strict=True)])
         added = torch.zeros_like(values).masked_scatter_(noisy, spread)
-        return _split(added.add_(values * kept), side_by_side), risk.mean()
+        return added.add_(values * kept), risk.mean()
 
-    def _ordered(self, tree: Params) -> Params:
-        """The same tensors, those of a layer next to each other."""
-        return {name: tree[name] for names in self.groups for name in names}
+    def joined(self, tree: Params) -> Tensor:
+        """All entries side by side, layer by layer, [size], on the device of the first tensor."""
+        return _joined([tree[name] for name in self.order], self.alike)
+
+    def apart(self, values: Tensor, like: Params) -> Params:
+        """What :meth:`joined` put side by side, in its own shapes, types, places and order."""
+        parts = _unflatten_dense_tensors(values, [like[name] for name in self.order])  # type: ignore[no-untyped-call]
+        found = dict(zip(self.order, parts, strict=True))
+        return {name: found[name] if self.alike else found[name].to(tensor) for name, tensor in like.items()}
 
 
-def layers(tree: Params) -> list[list[str]]:
+def layers(tree: Iterable[str]) -> list[list[str]]:
     """Names of parameters that one module holds, such as its weight and its bias; each list is a layer."""
     found: dict[str, list[str]] = {}
     for name in tree:
@@ -138,7 +145,7 @@ def layer_risks(params: Params, groups: list[list[str]]) -> Tensor:
     risks = []
     for names in groups:
         weights = [name for name in names if not name.endswith("bias")] or names
-        risks.append(_joined({name: params[name] for name in weights}).var(correction=0))
+        risks.append(_joined([params[name] for name in weights]).var(correction=0))
     return torch.stack([risk.to(risks[0]) for risk in risks]).clamp(max=1)
 
 
@@ -153,15 +160,8 @@ def _example_fisher(step: Step) -> Params:
     return total
 
 
-def _joined(tree: Params) -> Tensor:
-    """All entries side by side, [size], on the device of the first tensor."""
-    first, *others = tree.values()
-    return (
-        torch.cat([first.flatten(), *(tensor.flatten().to(first) for tensor in others)]) if others else first.flatten()
-    )
-
-
-def _split(values: Tensor, like: Params) -> Params:
-    """What :func:`_joined` put side by side, in its own shapes, types and places."""
-    parts = torch.split(values, [tensor.numel() for tensor in like.values()])
-    return {name: part.view(like[name].shape).to(like[name]) for name, part in zip(like, parts, strict=True)}
+def _joined(tensors: Sequence[Tensor], alike: bool = False) -> Tensor:
+    """All entries side by side, [size], on the device of the first tensor; ``alike``: they are of one type there."""
+    together = tensors if alike else [tensor.to(tensors[0]) for tensor in tensors]
+    joined: Tensor = _flatten_dense_tensors(together)  # type: ignore[no-untyped-call]
+    return joined

@@ -75,12 +75,12 @@ class Agenda:
     def open(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def take(self) -> Unit | None:
-        """The next unit to run, if one waits."""
-        if not self.waiting:
-            return None
-        unit = self.waiting.popleft()
-        self.running[unit.digest] = unit, time.monotonic()
+    def take(self, *, gpu: bool = True) -> Unit | None:
+        """The next unit to run, if one waits; where there is no ``gpu`` for it, the next that needs none."""
+        unit = next((one for one in self.waiting if gpu or not one.on_gpu), None)
+        if unit is not None:
+            self.waiting.remove(unit)
+            self.running[unit.digest] = unit, time.monotonic()
         return unit
 
     def report(self, unit: Unit, outcome: Outcome) -> None:

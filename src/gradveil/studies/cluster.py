@@ -40,17 +40,21 @@ def run_on_ray(
     # What Ray says of processes that died is in the records; here it would stand in the middle of the output.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), ExitStack() as ending:
         ending.callback(ray.shutdown)
-        share = gpus if any(unit.on_gpu for unit in agenda.waiting) else 0.0
-        if agenda.open and not _slots(ray, threads, share):
-            graphics = f" and {share:g} GPU" if share else ""
-            raise GradveilError(f"no machine of the cluster has the {threads} CPU{graphics} that a case takes")
+        for share in {gpus if unit.on_gpu else 0.0 for unit in agenda.waiting}:
+            if not _slots(ray, threads, share):
+                graphics = f" and {share:g} GPU" if share else ""
+                raise GradveilError(f"no machine of the cluster has the {threads} CPU{graphics} that a case takes")
         remote = ray.remote(max_retries=0)(carried_out)
         under_way: dict[Any, Unit] = {}
         while agenda.open:
-            agenda.workers = max(1, _slots(ray, threads, share))
-            while len(under_way) < agenda.workers and (unit := agenda.take()) is not None:
+            most, most_on_gpu = (max(1, _slots(ray, threads, share)) for share in (0.0, gpus))
+            while len(under_way) < most:
+                on_gpu = sum(unit.on_gpu for unit in under_way.values())
+                if (unit := agenda.take(gpu=on_gpu < most_on_gpu)) is None:
+                    break
                 task = remote.options(num_cpus=threads, num_gpus=gpus if unit.on_gpu else 0)
                 under_way[task.remote(unit, threads)] = unit
+            agenda.workers = max(1, len(under_way))
             tell()
             ended, _ = ray.wait(list(under_way), timeout=_GLANCE)
             for ticket in ended:
@@ -133,13 +137,16 @@ def _check_answer(address: str) -> None:
 
 
 def _slots(ray: ModuleType, threads: int, share: float) -> int:
-    """How many units the machines that are alive can run at once."""
+    """How many units that take this share of a GPU, or none, the machines that are alive can run at once."""
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     by_cpu = [int(machine.get("CPU", 0) // threads) for machine in alive]
-    by_gpu = [
-        int(machine.get("GPU", 0) / share) if share else count for machine, count in zip(alive, by_cpu, strict=True)
-    ]
+    by_gpu = [_shares(int(machine.get("GPU", 0)), share) for machine in alive] if share else by_cpu
     return sum(map(min, by_cpu, by_gpu))
+
+
+def _shares(cards: int, share: float) -> int:
+    """How many such shares there are in a machine's cards; one below 1 is of a single card."""
+    return cards * int(1 / share) if share < 1 else int(cards // share)
 
 
 def _first_line(error: Exception) -> str:
