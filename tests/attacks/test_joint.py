@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil import models
-from gradveil.attacks import ATTACKS, Budget
+from gradveil.attacks import ATTACKS, Budget, joint, moments
 from gradveil.attacks.engine import Batched
 from gradveil.attacks.joint import SharedNetwork, UnsupportedError
 from gradveil.attacks.matching import Matching
@@ -75,6 +75,25 @@ def test_a_layer_with_a_term_of_its_own_in_the_loss_is_covered(size: int) -> Non
         (slopes, values), (expected, reference) = found["joint"](starts, given), found["loop reverse"](starts, given)
         torch.testing.assert_close(values, reference, rtol=1e-9, atol=1e-9)
         assert (slopes["pixels"] - expected["pixels"]).norm() <= 1e-9 * expected["pixels"].norm()
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("attack", ["ig:tv=0.1", "gi"])
+def test_an_unformed_gradient_has_the_slopes_of_a_formed_one(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [Batch(batch.inputs.double(), batch.labels) for batch in private_batches(2)]
+    chosen = ATTACKS.build(attack, Budget(1, 1))
+    assert isinstance(chosen, Matching)
+    found, starts, given = chosen.problems(observed(batches, model="resnet18"), [0, 1])
+    formed: list[bool] = []
+    plain = joint.gradients
+    monkeypatch.setattr(joint, "gradients", lambda *args: formed.append(True) or plain(*args))
+    slopes, values = found["joint"](starts, given)
+    assert not formed, "the gradients of all layers together were never there"
+    monkeypatch.setattr(moments, "WORTH", torch.inf)
+    expected, reference = found["joint"](starts, given)
+    assert formed
+    torch.testing.assert_close(values, reference, rtol=1e-9, atol=1e-9)
+    assert (slopes["pixels"] - expected["pixels"]).norm() <= 1e-9 * expected["pixels"].norm()
 
 
 def test_a_reply_with_half_a_layer_is_left_to_other_ways() -> None:

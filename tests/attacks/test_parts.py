@@ -26,6 +26,19 @@ def test_objectives_against_torch() -> None:
     assert torch.isfinite(Cosine()(a, {k: torch.zeros_like(v) for k, v in b.items()}))
 
 
+def test_the_slope_toward_a_long_update_that_is_nearly_reached_is_right() -> None:
+    """Its parts along the two updates nearly cancel out: a length wrong by 1e-4 would be most of what is left."""
+    rng = generator(2)
+    observed = {"w": torch.randn(1, 3_000_000, generator=rng)}
+    near = {"w": observed["w"] + 1e-3 * torch.randn(1, 3_000_000, generator=rng)}
+    (slope, value), (exact, reference) = (
+        Cosine().slopes(*({"w": tree["w"].to(dtype)} for tree in (near, observed)))
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert abs(value - reference) < 1e-6
+    assert (slope["w"] - exact["w"]).norm() < 2e-3 * exact["w"].norm()
+
+
 @pytest.mark.parametrize("objective", [Cosine(), Squared()], ids=["cosine", "squared"])
 def test_slopes_of_many_problems_are_those_of_each(objective: Objective) -> None:
     rng = generator(1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gradveil.auditing.flags import FLAGS
 from gradveil.cli.main import app
 from gradveil.core.errors import BadFileError, UnknownNameError
 from gradveil.defenses import DEFENSES
@@ -21,6 +22,7 @@ from gradveil.studies.leaderboard import (
     render_leaderboard,
     settings_named,
 )
+from gradveil.studies.leaderboard.page import AS_GOOD, leaderboard
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "leaderboard"
 TINY = replace(
@@ -91,13 +93,39 @@ def test_the_page_shows_every_entry_the_best_first(board: Path) -> None:
     assert "Not measured yet: mnist-lenet-b8" in page
 
 
+def test_the_page_says_what_there_is_to_find_and_what_chance_finds(board: Path) -> None:
+    page = leaderboard(read_entries(board / "docs"))
+    assert "2 private images, 1 behind each update, among the 100 candidates of `mnist-samples`" in page
+    assert "Random picks identify 10% of them on average, which with so few images is grade D" in page
+
+
+def test_what_is_no_better_than_chance_is_marked_and_stands_before_what_is(board: Path) -> None:
+    one = next(entry for entry in read_entries(board / "docs") if entry.defense == "clip:bound=1.0")
+    entries = [one, one.model_copy(update={"defense": "zeros", "flags": (AS_GOOD,)})]
+    lines = [line for line in leaderboard(entries).splitlines() if line.startswith("| `")]
+    assert [("zeros" in line, "†" in line) for line in lines] == [(True, True), (False, False)]
+    assert AS_GOOD in {flag.name for flag in FLAGS}
+
+
+def test_costs_have_columns_where_they_were_measured(board: Path) -> None:
+    entries = read_entries(board / "docs")
+    assert re.search(
+        r"\| accuracy \| lost \| time \|\n(?s:.*)\| \d+\.\d% \| -?\d+\.\d \| \d+\.\dx \|", leaderboard(entries)
+    )
+    assert "Training: 10 rounds of mnist" in leaderboard(entries)
+    without = leaderboard([entry.model_copy(update={"trained": None}) for entry in entries])
+    assert "| by | without candidates |\n" in without
+    assert "cost in training is not measured yet" in without
+
+
 def test_a_defense_that_does_not_fit_is_named_with_the_reason(tmp_path: Path) -> None:
     setting = replace(
         TINY, audit={**TINY.audit, "model": "resnet18", "attacks": ["ig:iterations=1,restarts=1"]}, training=None
     )
     list(enter(setting, ["none", "dp"], tmp_path / "docs", tmp_path / "work", device="cpu"))
     page = render_leaderboard(tmp_path / "docs").read_text()
-    assert re.search(r"\| `dp` \| \| does not fit: .*batch norm", page, re.IGNORECASE)
+    assert "| `dp` |" not in page
+    assert re.search(r"Cannot work on this model:\n\n- `dp`: .*batch norm", page, re.IGNORECASE)
 
 
 def test_a_file_of_ones_own_registers_a_defense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,9 @@ def test_status_shows_the_sweeps_of_a_folder(swept: Path, tmp_path: Path, monkey
         (["STUDY", "--part", "3/2"], "part K/N"),
         (["STUDY", "--part", "half"], "write --part 1/2"),
         (["STUDY", "--ray", "127.0.0.1:1"], "no Ray cluster answers"),
+        (["STUDY", "--ray", "local", "--gpus", "0"], "a share of one GPU, from 0.0001 to 1, or a whole number; not 0"),
+        (["STUDY", "--ray", "local", "--gpus", "1.5"], "or a whole number; not 1.5"),
+        (["STUDY", "--ray", "local", "--gpus", "nan"], "or a whole number; not nan"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: list[str], complaint: str, tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ class Call:
     inputs: Tensor | None
     outputs: Tensor
 
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The parameters whose gradient this is a part of, by the name that the layer has for each."""
+        if self.layer is None:
+            return {"": self.name}
+        return {name: _joined(self.name, name) for name, _ in self.layer.named_parameters(recurse=False)}
+
 
 class SharedNetwork:
     """A module at fixed parameters, watched: it gives outputs, and gradients in its parameters problem by problem.
@@ -108,9 +115,10 @@ def gradients(
     """The gradient of each problem in all parameters, or in those of ``only`` some layers, [N, ...] by name."""
     found: dict[str, list[Tensor]] = defaultdict(list)
     for call, slope in zip(calls, slopes, strict=True):
-        if only is not None and not only & _names(call):
+        own = set(call.parameters.values())
+        if only is not None and not only & own:
             continue
-        if only is not None and not _names(call) <= only:
+        if only is not None and not own <= only:
             raise UnsupportedError("a reply holds a part of a layer")
         if call.layer is None or call.inputs is None:
             found[call.name].append(_summed(slope, problems))
@@ -127,22 +135,14 @@ def along(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, directio
     """
     parts = []
     for call, slope in zip(calls, slopes, strict=True):
-        if not direction.keys() & _names(call):
+        if not direction.keys() & set(call.parameters.values()):
             continue
         if call.layer is None or call.inputs is None:
             parts.append((_summed(slope, problems) * direction[call.name]).sum())
         else:
-            names = [name for name, _ in call.layer.named_parameters(recurse=False)]
-            own = {name: direction[_joined(call.name, name)] for name in names}
+            own = {name: direction[whole] for name, whole in call.parameters.items()}
             parts.append(rules.along(call.layer, call.inputs, slope, problems, own))
     return torch.stack(parts).sum()
-
-
-def _names(call: Call) -> set[str]:
-    """The parameters whose gradient a call is a part of."""
-    if call.layer is None:
-        return {call.name}
-    return {_joined(call.name, name) for name, _ in call.layer.named_parameters(recurse=False)}
 
 
 def _summed(slope: Tensor, problems: int) -> Tensor:

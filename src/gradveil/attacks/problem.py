@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jvp, vmap
 
-from gradveil.attacks import joint
+from gradveil.attacks import joint, moments
 from gradveil.attacks.engine import Batched, Given, Single
 from gradveil.attacks.explain import between
-from gradveil.attacks.objectives import Objective
+from gradveil.attacks.objectives import Objective, OfMoments
 from gradveil.attacks.priors import Prior
 from gradveil.client.local import local_update
 from gradveil.core.trees import add, map_each
@@ -116,6 +116,28 @@ class Problem:
             direction, values = vmap(grad_and_value(self.distance))(exact, given)
             return direction, values
 
+    def _away(
+        self, calls: list[joint.Call], slopes: tuple[Tensor, ...], problems: int, given: Given
+    ) -> tuple[Tensor, Tensor]:
+        """A scalar whose slope is that of the summed distances, and the distances [N]."""
+        observed: Params = given["reply"]
+        if self._of_moments() and moments.worth(calls, problems, observed):
+            assert isinstance(self.objective, OfMoments)
+            values = self.objective.of_moments(*moments.moments(calls, slopes, problems, observed), observed)
+            return values.sum(), values
+        with torch.no_grad():
+            direction, values = self._compared(joint.gradients(calls, slopes, problems, observed.keys()), given)
+        return joint.along(calls, slopes, problems, direction), values
+
+    def _of_moments(self) -> bool:
+        """Only in full precision: the parts of the slope along the update and the observed one nearly cancel out."""
+        rounded = torch.is_autocast_enabled(self._device_type) or torch.backends.cuda.matmul.allow_tf32
+        return self.distance is None and isinstance(self.objective, OfMoments) and not rounded
+
+    @property
+    def _device_type(self) -> str:
+        return next(iter(self.seen.sent.values())).device.type
+
     def _shared(self) -> joint.SharedNetwork:
         """The network that all problems go through; raises UnsupportedError where they cannot share one."""
         if self.own_broadcasts or not self._one_gradient():
@@ -152,12 +174,9 @@ class Problem:
                 losses = vmap(self.loss)(outputs, vmap(self.targets)(leaves, given))
                 passed = [call.outputs for call in calls]
                 slopes = torch.autograd.grad(network.total(losses), passed, create_graph=True)
-                with torch.no_grad():
-                    gradients = joint.gradients(calls, slopes, problems, given["reply"].keys())
-                    direction, values = self._compared(gradients, given)
+                away, values = self._away(calls, slopes, problems, given)
                 costs = vmap(self.penalty)(leaves, given)
-                total = joint.along(calls, slopes, problems, direction) + costs.sum()
-                found = torch.autograd.grad(total, list(leaves.values()))
+                found = torch.autograd.grad(away + costs.sum(), list(leaves.values()))
             return dict(zip(leaves, found, strict=True)), (values + costs).detach()
 
         return evaluate

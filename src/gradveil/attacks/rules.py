@@ -25,8 +25,12 @@ Rule = Callable[[Any, Tensor, Tensor, int], Params]
 Along = Callable[[Any, Tensor, Tensor, int, Params], Tensor]
 """(layer, x, dy, problems, direction) -> the sum over problems of <gradient, direction>, a scalar."""
 
+Factors = Callable[[Any, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""(layer, x, dy, problems) -> D [N, O, L] and X [N, K, L] over L positions; the gradient in the weight is D X'."""
+
 GRADIENTS: dict[type[nn.Module], Rule] = {}
 PRODUCTS: dict[type[nn.Module], Along] = {}
+FACTORS: dict[type[nn.Module], Factors] = {}
 
 
 def gradients(layer: nn.Module, x: Tensor, dy: Tensor, problems: int) -> Params:
@@ -106,9 +110,13 @@ def _channels(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _linear(layer: nn.Linear, x: Tensor, dy: Tensor, problems: int) -> Params:
-    x, dy = _rows(x, problems), _rows(dy, problems)
-    found = {"weight": dy.transpose(1, 2) @ x}
-    return found if layer.bias is None else {**found, "bias": dy.sum(dim=1)}
+    flat, rows = _linear_factors(layer, x, dy, problems)
+    found = {"weight": flat @ rows.transpose(1, 2)}
+    return found if layer.bias is None else {**found, "bias": flat.sum(dim=2)}
+
+
+def _linear_factors(_layer: nn.Linear, x: Tensor, dy: Tensor, problems: int) -> tuple[Tensor, Tensor]:
+    return _rows(dy, problems).transpose(1, 2), _rows(x, problems).transpose(1, 2)
 
 
 def _linear_along(layer: nn.Linear, x: Tensor, dy: Tensor, problems: int, direction: Params) -> Tensor:
@@ -125,10 +133,15 @@ def _rows(x: Tensor, problems: int) -> Tensor:
 
 
 def _conv(layer: nn.Conv2d, x: Tensor, dy: Tensor, problems: int) -> Params:
-    flat = _positions(dy, problems)
-    weight = flat @ _columns(layer, x, problems).transpose(1, 2)
+    flat, columns = _conv_factors(layer, x, dy, problems)
+    weight = flat @ columns.transpose(1, 2)
     found = {"weight": weight.view(problems, *layer.weight.shape)}
     return found if layer.bias is None else {**found, "bias": flat.sum(dim=2)}
+
+
+def _conv_factors(layer: nn.Conv2d, x: Tensor, dy: Tensor, problems: int) -> tuple[Tensor, Tensor]:
+    columns: Tensor = _Columns.apply(x, layer, problems)  # type: ignore[no-untyped-call]
+    return _positions(dy, problems), columns
 
 
 def _conv_along(layer: nn.Conv2d, x: Tensor, dy: Tensor, problems: int, direction: Params) -> Tensor:
@@ -153,6 +166,19 @@ class _ConvEach(Function):
         (weights,) = ctx.saved_tensors
         columns = weights.flatten(2).transpose(1, 2) @ slopes[0]
         return _uncolumns(ctx.layer, columns, ctx.shape), None, None
+
+
+class _Columns(Function):
+    """The patches under the kernel, and what comes back through them: torch's own way through the view is slower."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Conv2d, problems: int) -> Tensor:
+        ctx.layer, ctx.shape = layer, x.shape
+        return _columns(layer, x, problems)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        return _uncolumns(ctx.layer, slopes[0].contiguous(), ctx.shape), None, None
 
 
 def _positions(y: Tensor, problems: int) -> Tensor:
@@ -228,6 +254,7 @@ GRADIENTS.update({
     nn.GroupNorm: _group_norm,
 })  # fmt: skip
 PRODUCTS.update({nn.Linear: _linear_along, nn.Conv2d: _conv_along})
+FACTORS.update({nn.Linear: _linear_factors, nn.Conv2d: _conv_factors})
 
 
 def supports(layer: nn.Module) -> bool:

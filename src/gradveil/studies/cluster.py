@@ -145,7 +145,11 @@ def _slots(ray: ModuleType, threads: int, share: float) -> int:
 
 
 def _shares(cards: int, share: float) -> int:
-    """How many such shares there are in a machine's cards; one below 1 is of a single card."""
+    """How many such shares a machine has. What is less than a card is never of two.
+
+    >>> _shares(2, 0.25), _shares(2, 0.6), _shares(5, 2)
+    (8, 2, 2)
+    """
     return cards * int(1 / share) if share < 1 else int(cards // share)
 
 

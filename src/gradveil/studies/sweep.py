@@ -13,6 +13,8 @@ from gradveil.studies.local import Start, run_locally
 from gradveil.studies.study import Study
 
 Tell = Callable[[Standing], None]
+_LEAST_SHARE = 0.0001
+"""Of a GPU: Ray counts no finer."""
 
 
 def run_study(
@@ -29,10 +31,15 @@ def run_study(
 ) -> Standing:
     """Run what of a study is not done yet: on so many processes here, or on the Ray cluster at an address.
 
-    ``gpus`` is the share of one that a case on a GPU takes of a Ray cluster, ``part`` (k, n) the k-th of n parts.
+    ``gpus`` is the share of one, or the number, that a case on a GPU takes of a Ray cluster, ``part`` (k, n) the k-th
+    of n parts.
     """
-    if workers < 1 or not 1 <= part[0] <= part[1] or gpus <= 0:
-        raise GradveilError("a sweep needs at least one worker, a part K/N with K from 1 to N, and gpus above 0")
+    if workers < 1 or not 1 <= part[0] <= part[1]:
+        raise GradveilError("a sweep needs at least one worker, and a part K/N with K from 1 to N")
+    if not (_LEAST_SHARE <= gpus <= 1 or (gpus > 1 and gpus % 1 == 0)):
+        raise GradveilError(
+            f"--gpus is a share of one GPU, from {_LEAST_SHARE:g} to 1, or a whole number; not {gpus:g}"
+        )
     with claimed(out) as claim:
         ledger = Ledger(out)
         ledger.save_study(study)

@@ -5,31 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradveil.auditing.verdict import privacy_grade
 from gradveil.core.atomic import write_atomically
+from gradveil.data import load
+from gradveil.metrics import wilson
 from gradveil.studies.leaderboard.entries import Entry, Trained, Worst, read_entries
 from gradveil.studies.leaderboard.settings import SETTINGS, Setting
 
 PAGE = "README.md"
+AS_GOOD = "prior-only as good"
+"""The flag of a worst case that is no better than chance."""
 _HEAD = """# Leaderboard
 
 Every defense on the same settings, under the strongest attack that a suite has for it, by an adversary who
 knows the defense and holds a list of candidates (threat model D). This page is made from the files in
 `results`; no figure in it was typed in.
 
-- **grade**: A to F by the upper end of the 95% interval of the share identified ([more](../verdict.md)).
-- **identified**: private images that the worst attack picks out of a hundred, and their 95% interval.
-- **without candidates**: the same over the attacks that only rebuild pictures.
-- **accuracy**, **lost**: of the model that the setting's training ends with; points lost against no defense.
-- **time**: of a round of that training, against one without a defense on the same device.
+- **grade**: A to F by the upper end of the 95% interval of the share identified ([more](../verdict.md#grades)).
+- **identified**: the share of private images that the worst attack (**by**) picks out of the candidates, and its 95%
+  interval. A † marks a share that the same attack gets without the update too: chance.
+- **without candidates**: the same for the worst of the attacks that hold none and have to rebuild the pictures.
+- **accuracy**, **lost**, **time**, where measured: accuracy at the end of the setting's training, points of it lost
+  against no defense, and the time of a round against one without a defense on the same device.
+
+The best grade comes first, and within a grade what is chance. The order among lines with a † means nothing.
+
+A grade is of what was tried: a stronger attack can only lower it. With several images behind an update, `identify` has
+its sharpest way only without a defense or with clipping, and compares angles elsewhere
+([more](../attacks/identify.md#what-the-defense-leaves)). A better grade than without a defense may then be a gap of the
+attack, not yet a defense that holds.
 
 To enter a defense, write it into one file ([how](../defenses/README.md#your-own)) and run one command:
 
     gradveil leaderboard mine --load mine.py
 
 """
-_TABLE = """| defense | grade | identified | by | without candidates | accuracy | lost | time |
-| --- | :-: | ---: | --- | ---: | ---: | ---: | ---: |
-"""
+_COLUMNS = {"defense": "---", "grade": ":-:", "identified": "---:", "by": "---", "without candidates": "---:"}
+_COST_COLUMNS = {"accuracy": "---:", "lost": "---:", "time": "---:"}
 
 
 def render_leaderboard(folder: Path) -> Path:
@@ -52,27 +64,28 @@ def _table(setting: Setting, entries: Sequence[Entry]) -> str:
     if not entries:
         return ""
     plain = next((one.trained for one in entries if one.defense == "none"), None)
-    lines = [_line(one, plain) for one in sorted(entries, key=_order)]
-    ran = sorted({f"{one.environment['device']}, torch {one.environment['torch']}" for one in entries})
-    about = f"`{setting.name}`; suite `{setting.audit['budget']}`; {'; '.join(ran)}.{_training_words(setting)}"
-    return f"## {setting.title}\n\n{about}\n\n{_TABLE}{''.join(lines)}"
+    costs = any(one.trained is not None for one in entries)
+    columns = _COLUMNS | _COST_COLUMNS if costs else _COLUMNS
+    fitting = sorted((one for one in entries if one.unfit is None), key=_order)
+    lines = [list(columns), list(columns.values())]
+    lines += [_cells(one) + (_cost(one.trained, plain) if costs else []) for one in fitting]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    about = f"{_task_words(entries[0])}\n\n{_run_words(setting, entries)} {_training_words(setting, measured=costs)}"
+    return f"## {setting.title}\n\n{about}\n\n{table}{_unfit_words(entries)}"
 
 
 def _order(entry: Entry) -> tuple[object, ...]:
-    """Best grade first, then by what was identified; those that do not fit last."""
+    """Best grade first, in it what is no better than chance, then by what was identified."""
     share = 2.0 if entry.worst is None else entry.worst.identified
     high = 2.0 if entry.worst is None else entry.worst.interval[1]
     rebuilt = 2.0 if entry.rebuilt is None else entry.rebuilt.identified
-    return (entry.unfit is not None, entry.grade or "Z", high, share, rebuilt, entry.defense)
+    return (entry.grade or "Z", AS_GOOD not in entry.flags, high, share, rebuilt, entry.defense)
 
 
-def _line(entry: Entry, plain: Trained | None) -> str:
-    name = f"`{entry.defense}`"
-    if entry.unfit is not None:
-        return f"| {name} | | does not fit: {_cell(entry.unfit)} | | | | | |\n"
+def _cells(entry: Entry) -> list[str]:
     worst = "" if entry.worst is None else f"`{entry.worst.attack.partition(':')[0]}`"
-    cells = [name, entry.grade or "", _share(entry.worst), worst, _share(entry.rebuilt), *_cost(entry.trained, plain)]
-    return f"| {' | '.join(cells)} |\n"
+    mark = " †" if AS_GOOD in entry.flags else ""
+    return [f"`{entry.defense}`", entry.grade or "", _share(entry.worst) + mark, worst, _share(entry.rebuilt)]
 
 
 def _share(worst: Worst | None) -> str:
@@ -95,16 +108,37 @@ def _cost(trained: Trained | None, plain: Trained | None) -> list[str]:
     ]
 
 
-def _training_words(setting: Setting) -> str:
+def _task_words(entry: Entry) -> str:
+    """What there is to find, and how much of it chance finds: that is as good as a defense can look."""
+    case = entry.case
+    images, behind, line_up = case["images"], case["batch_size"], case["gallery"]
+    chance = behind / line_up
+    grade = privacy_grade({"identified_interval": wilson(round(chance * images), images), "gallery": line_up})
+    return (
+        f"{images} private images, {behind} behind each update, among the {len(load(case['data']))} candidates of "
+        f"`{case['data']}`. Random picks identify {chance:.0%} of them on average, which with so few images is "
+        f"grade {grade}: no defense can be expected to do better here."
+    )
+
+
+def _run_words(setting: Setting, entries: Sequence[Entry]) -> str:
+    ran = sorted({f"{one.environment['device']}, torch {one.environment['torch']}" for one in entries})
+    return f"`{setting.name}`; suite `{setting.audit['budget']}`; {'; '.join(ran)}."
+
+
+def _training_words(setting: Setting, *, measured: bool) -> str:
     fields = setting.training
     if fields is None:
-        return " No training: it would take too long for the slow defenses."
+        return "No training: it would take too long for the slow defenses."
+    if not measured:
+        return "What the defenses cost in training is not measured yet."
     clients = f"{fields.get('per_round', fields['clients'])} of {fields['clients']} clients"
     return (
-        f" Training: {fields['rounds']} rounds of {fields['data']} on {clients}, {fields['epochs']} local epochs in "
+        f"Training: {fields['rounds']} rounds of {fields['data']} on {clients}, {fields['epochs']} local epochs in "
         f"mini-batches of {fields['batch_size']}."
     )
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _unfit_words(entries: Sequence[Entry]) -> str:
+    reasons = [f"- `{one.defense}`: {' '.join(one.unfit.split())}\n" for one in entries if one.unfit is not None]
+    return f"\nCannot work on this model:\n\n{''.join(reasons)}" if reasons else ""
