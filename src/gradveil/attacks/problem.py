@@ -116,27 +116,20 @@ class Problem:
             direction, values = vmap(grad_and_value(self.distance))(exact, given)
             return direction, values
 
-    def _away(
-        self, calls: list[joint.Call], slopes: tuple[Tensor, ...], problems: int, given: Given
-    ) -> tuple[Tensor, Tensor]:
-        """A scalar whose slope is that of the summed distances, and the distances [N]."""
-        observed: Params = given["reply"]
-        if self._of_moments() and moments.worth(calls, problems, observed):
-            assert isinstance(self.objective, OfMoments)
-            values = self.objective.of_moments(*moments.moments(calls, slopes, problems, observed), observed)
-            return values.sum(), values
-        with torch.no_grad():
-            direction, values = self._compared(joint.gradients(calls, slopes, problems, observed.keys()), given)
-        return joint.along(calls, slopes, problems, direction), values
+    def _by_moments(
+        self, calls: list[joint.Call], slopes: tuple[Tensor, ...], problems: int, observed: Params
+    ) -> Tensor | None:
+        """The distances [N], differentiable, without a gradient; None where it has to be formed, or that is quicker.
 
-    def _of_moments(self) -> bool:
-        """Only in full precision: the parts of the slope along the update and the observed one nearly cancel out."""
-        rounded = torch.is_autocast_enabled(self._device_type) or torch.backends.cuda.matmul.allow_tf32
-        return self.distance is None and isinstance(self.objective, OfMoments) and not rounded
-
-    @property
-    def _device_type(self) -> str:
-        return next(iter(self.seen.sent.values())).device.type
+        Only in full precision: the parts of the slope along the update and the observed one nearly cancel out.
+        """
+        kind = next(iter(observed.values())).device.type
+        rounded = torch.is_autocast_enabled(kind) or torch.backends.cuda.matmul.allow_tf32
+        if rounded or self.distance is not None or not isinstance(self.objective, OfMoments):
+            return None
+        if not moments.worth(calls, problems, observed):
+            return None
+        return self.objective.of_moments(*moments.moments(calls, slopes, problems, observed), observed)
 
     def _shared(self) -> joint.SharedNetwork:
         """The network that all problems go through; raises UnsupportedError where they cannot share one."""
@@ -157,7 +150,9 @@ class Problem:
                 losses = vmap(self.loss)(outputs, targets)
                 slopes = torch.autograd.grad(network.total(losses), [call.outputs for call in calls])
             with torch.no_grad():
-                _, values = self._compared(joint.gradients(calls, slopes, problems, given["reply"].keys()), given)
+                values = self._by_moments(calls, slopes, problems, given["reply"])
+                if values is None:
+                    _, values = self._compared(joint.gradients(calls, slopes, problems, given["reply"].keys()), given)
                 return {}, values + vmap(self.penalty)(unknowns, given)
 
         return evaluate
@@ -174,7 +169,14 @@ class Problem:
                 losses = vmap(self.loss)(outputs, vmap(self.targets)(leaves, given))
                 passed = [call.outputs for call in calls]
                 slopes = torch.autograd.grad(network.total(losses), passed, create_graph=True)
-                away, values = self._away(calls, slopes, problems, given)
+                values = self._by_moments(calls, slopes, problems, given["reply"])
+                if values is None:
+                    with torch.no_grad():
+                        gradients = joint.gradients(calls, slopes, problems, given["reply"].keys())
+                        direction, values = self._compared(gradients, given)
+                    away = joint.along(calls, slopes, problems, direction)
+                else:
+                    away = values.sum()
                 costs = vmap(self.penalty)(leaves, given)
                 found = torch.autograd.grad(away + costs.sum(), list(leaves.values()))
             return dict(zip(leaves, found, strict=True)), (values + costs).detach()
