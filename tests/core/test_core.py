@@ -22,8 +22,16 @@ def test_tree_arithmetic_is_that_of_the_flat_vector() -> None:
     assert torch.isclose(trees.norm(a), flat_a.norm())
     assert torch.equal(trees.add(a, b, -2.0)["w"], a["w"] - 2 * b["w"])
     assert torch.equal(trees.stack([a, b])["b"][1], b["b"])
+    assert torch.equal(trees.added_at_once(a, b, -2.0)["w"], torch.add(a["w"], b["w"], alpha=-2.0))
     assert trees.all_finite(a)
     assert not trees.all_finite({**a, "b": a["b"] * torch.nan})
+
+
+@pytest.mark.parametrize("size", [0, 5, 4096, 2_000_001])
+def test_norms_of_long_rows_are_exact(size: int) -> None:
+    rows = torch.randn(2, size, generator=generator(3)) ** 3
+    exact = torch.linalg.vector_norm(rows.double(), dim=1)
+    torch.testing.assert_close(trees.exact_norms(rows).double(), exact, rtol=2e-6, atol=0)
 
 
 def test_seeds_depend_on_the_whole_path_and_not_on_its_grouping() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import map_each, norm, scaled
+from gradveil.core.trees import exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Log, Step, Transform
 from gradveil.defenses.registry import DEFENSES
@@ -49,7 +49,7 @@ class Clip(Transform):
             log.add("clipped", (length > self.bound).float())
             factor = shrinkage(length, self.bound)
             return map_each(lambda g: g * factor.to(g.device), tree)
-        lengths = map_each(torch.linalg.vector_norm, tree)
+        lengths = map_each(lambda g: exact_norms(g.flatten()), tree)
         log.add("clipped", sum(float(length > self.bound) for length in lengths.values()) / len(lengths))
         return map_each(lambda g, length: g * shrinkage(length, self.bound), tree, lengths)
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from gradveil.core.graphs import Replayed
-from gradveil.core.trees import map_each
+from gradveil.core.trees import exact_norms, map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Step
 from gradveil.models.functional import AddsToLoss
@@ -87,7 +87,7 @@ def project(
     """
     pairs = [list(zip(*both, strict=True)) for both in zip(drawn, gradient, strict=True)]
     along = torch.stack([_total([r @ g for r, g in pair]).to(norms) for pair in pairs])
-    length = torch.stack([_norm([torch.linalg.vector_norm(r, dim=1) for r, _ in pair]).to(norms) for pair in pairs])
+    length = torch.stack([_norm([exact_norms(r) for r, _ in pair]).to(norms) for pair in pairs])
     norm = norms[:, None].clamp(min=NOTHING)
     along = along / norm
     taken = along * norm if released else along
@@ -117,7 +117,7 @@ def project_together(drawn: Tensor, gradient: Tensor, sizes: list[int], targets:
 
 def norms_of(pieces: list[list[Tensor]]) -> Tensor:
     """[pieces]: their norms, on the device of the first."""
-    norms = [_norm([torch.linalg.vector_norm(part) for part in piece]) for piece in pieces]
+    norms = [_norm([exact_norms(part.flatten()) for part in piece]) for piece in pieces]
     return torch.stack([norm.to(norms[0]) for norm in norms])
 
 
