@@ -117,6 +117,26 @@ def test_the_examples_of_a_batch_are_found_one_by_one() -> None:
         assert sorted(found.labels.tolist()) == sorted(SAMPLES.labels[:5].tolist())
 
 
+BATCHES_LEFT = {
+    "graddefense:sigma=0.01,images=5": 15, "dcs2:iterations=5,sensitive=first": 12, "dcs2:iterations=5": 6,
+    "soteria:probes=4": 15, "sparsify:rate=0.9": 15, "noise:sigma=0.01": 13, "clip:bound=4+noise:sigma=0.01": 12,
+    "clip:bound=1,per=example+noise:sigma=0.001": 12, "precode:size=16": 15, "ats": 10, "outpost": 6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defense", BATCHES_LEFT)
+def test_who_knows_the_defense_identifies_those_of_a_batch(defense: str) -> None:
+    """Of 16 images in two batches of 8: the angle finds three at most, chance one."""
+    seen = observed(private_batches(2, 8), defense=defense, threat="D")
+    first = ranked(attacked("identify", seen), torch.arange(16), SAMPLES)["ranked_first"]
+    assert 16 * first >= BATCHES_LEFT[defense]
+
+
+def test_a_batch_of_more_examples_than_classes_is_found_too() -> None:
+    (found,) = attacked("identify", observed(private_batches(1, 16), threat="D"))
+    assert ranked([found], torch.arange(16), SAMPLES)["ranked_first"] == 1
+
+
 @pytest.mark.parametrize(
     ("model", "recipe"),
     [

@@ -13,6 +13,7 @@ from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
 from gradveil.attacks.explain import explained
 from gradveil.attacks.identification.informed import drawing_inputs, likeness_for
 from gradveil.attacks.identification.likeness import Angle, Likeness
+from gradveil.attacks.identification.together import Together
 from gradveil.attacks.identification.updates import group_size, groups, updates_for
 from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
@@ -52,8 +53,9 @@ class Identify(Attack):
 
     def scores(self, seen: Sequence[Observation], known: ImageSet, progress: Progress) -> Tensor:
         """How badly each candidate explains each update, [N, candidates]; lower is better."""
-        one = seen[0]
-        updates, score = updates_for(one), self.likeness(one).against([other.reply for other in seen])
+        one, replies = seen[0], [other.reply for other in seen]
+        updates, likeness = updates_for(one), self.likeness(one)
+        score = likeness.against(replies)
         changing = drawing_inputs(one) if self.draws else None
         device = next(iter(one.sent.values())).device
         found = []
@@ -66,7 +68,8 @@ class Identify(Attack):
                 each = [score(updates(inputs, batch.labels)) for inputs in looks]
                 found.append(torch.stack(each).amin(dim=0).T.cpu())
                 task.advance(len(batch))
-        return torch.cat(found, dim=1)
+        rows = torch.cat(found, dim=1)
+        return likeness.settled(rows.T, replies) if isinstance(likeness, Together) else rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from gradveil.attacks.identification.entering import Entering
 from gradveil.attacks.identification.likeness import Angle, ByTensor, Distance, Likeness
 from gradveil.attacks.identification.marks import By, Marks
+from gradveil.attacks.identification.together import Together
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.types import Batch
@@ -33,16 +34,18 @@ Reading = Callable[[Any, Observation, Likeness], Likeness]
 def likeness_for(one: Observation) -> Likeness:
     """The best way to rank under what is known.
 
-    A likelihood needs that one gradient of one example was sent. What entered the classifier shows for fewer examples
-    than classes. Several steps, and whatever is not known or cannot be computed, leave the angle.
+    A likelihood needs that one gradient of one example was sent; of several examples, candidates explain it together.
+    Where inputs were changed by chance and not all changes are tried, that lacks some who took part: what entered the
+    classifier shows them one by one, for fewer than classes. Several steps, and what is not known, leave the angle.
     """
     if one.defense is None or one.kind != "gradient":
         return Angle()
     size = one.batch_size or 1
     if size == 1:
         return _read(one, one.defense, Distance())
-    scaled_at_most = {split_spec(link)[0] for link in DEFENSES.links(one.defense)} <= {"none", "clip"}
-    return _entering_classifier(one, size) if scaled_at_most and size < one.domain.classes else Angle()
+    if drawing_inputs(one) is None:
+        return _read(one, one.defense, Together(examples=size))
+    return _entering_classifier(one, size) if size < one.domain.classes else Angle()
 
 
 def marks_for(one: Observation, by: By) -> Likeness:
@@ -83,10 +86,12 @@ def _noise(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
 
 @_reads("clip")
 def _clip(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
+    per = getattr(defense, "per", "example")
+    if isinstance(likeness, Together):
+        return replace(likeness, bound=defense.bound) if per == "example" else replace(likeness, scaled=True)
     if not isinstance(likeness, Distance):
         return likeness
-    by_layer = getattr(defense, "per", "example") == "layer"
-    return replace(likeness, bound=defense.bound, per="layer" if by_layer else "global")
+    return replace(likeness, bound=defense.bound, per="layer" if per == "layer" else "global")
 
 
 @_reads("dp")
@@ -120,7 +125,7 @@ def _outpost(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
 @_reads("graddefense")
 def _graddefense(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
     """Noise on slices that are drawn; where they lie follows from public images, and is computed as the client does."""
-    if not isinstance(likeness, Distance):
+    if not isinstance(likeness, Distance | Together):
         return likeness
     start = Step(
         model=Functional(one.module, train_mode=one.recipe is not None and one.recipe.train_mode),
@@ -132,24 +137,33 @@ def _graddefense(defense: Any, one: Observation, likeness: Likeness) -> Likeness
         rng=generator(0, "slices"),
     )
     cuts = {name: _run_lengths(where) for name, where in defense.slices_of(start).items()}
+    if isinstance(likeness, Together):
+        return replace(likeness, cuts=cuts)
     return _laid_out(replace(likeness, sometimes=defense.sigma**2), cuts=cuts)
 
 
 @_reads("dcs2", "dcs2plus")
-def _dcs2(defense: Any, one: Observation, _: Likeness) -> Likeness:
-    """Gradients of concealed examples were added: what entered the classifier is the private example's and theirs."""
-    return _entering_classifier(one, 1 + defense.k)
+def _dcs2(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
+    """Gradients of concealed examples were added: what entered the classifier is the private examples' and theirs.
+
+    Slopes add up to zero over the classes: one more vector than the others, and the span shows nothing.
+    """
+    size = one.batch_size or 1
+    examples = size + defense.k * (1 if defense.sensitive == "first" else size)
+    return likeness if size > 1 and examples >= one.domain.classes else _entering_classifier(one, examples)
 
 
 @_reads("precode")
 def _precode(_defense: Any, one: Observation, _: Likeness) -> Likeness:
     """The draw comes after the bottleneck's first layer: what entered that is as it was."""
     (name,) = (name for name, layer in one.module.named_modules() if isinstance(layer, Bottleneck))
-    return Entering(weight=f"{name}.encoder.weight", examples=1)
+    return Entering(weight=f"{name}.encoder.weight", examples=one.batch_size or 1)
 
 
 @_reads("censor")
 def _censor(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
+    if isinstance(likeness, Together):
+        return Angle()  # the marks are those of the whole batch's gradient: no candidate has them by itself
     return Marks(
         by=likeness.by if isinstance(likeness, Marks) else "both",
         whole=not defense.layerwise,

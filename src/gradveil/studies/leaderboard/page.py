@@ -30,10 +30,8 @@ knows the defense and holds a list of candidates (threat model D). This page is 
 
 The best grade comes first, and within a grade what is chance. The order among lines with a † means nothing.
 
-A grade is of what was tried: a stronger attack can only lower it. With several images behind an update, `identify` has
-its sharpest way only without a defense or with clipping, and compares angles elsewhere
-([more](../attacks/identify.md#what-the-defense-leaves)). A better grade than without a defense may then be a gap of the
-attack, not yet a defense that holds.
+A grade is of what was tried: a stronger attack can only lower it. A better grade than without a defense may be a gap of
+the attacks, not yet a defense that holds.
 
 To enter a defense, write it into one file ([how](../defenses/README.md#your-own)) and run one command:
 
