@@ -10,6 +10,7 @@ import torch
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructions, save_reconstructions
+from gradveil.attacks.identification import together
 from gradveil.attacks.identification.updates import updates_for
 from gradveil.attacks.objectives import Marks
 from gradveil.auditing import Case, run_case
@@ -130,6 +131,14 @@ def test_who_knows_the_defense_identifies_those_of_a_batch(defense: str) -> None
     seen = observed(private_batches(2, 8), defense=defense, threat="D")
     first = ranked(attacked("identify", seen), torch.arange(16), SAMPLES)["ranked_first"]
     assert 16 * first >= BATCHES_LEFT[defense]
+
+
+def test_a_long_list_is_fitted_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "FITTED", 50)
+    seen = observed(private_batches(2, 8), defense="noise:sigma=0.01", threat="D")
+    found = attacked("identify", seen)
+    assert 16 * ranked(found, torch.arange(16), SAMPLES)["ranked_first"] >= 12
+    assert all(len(set(one.scores.tolist())) == len(SAMPLES) for one in found if one.scores is not None)
 
 
 def test_a_batch_of_more_examples_than_classes_is_found_too() -> None:

@@ -17,6 +17,8 @@ from gradveil.core.types import Params
 
 ENTRIES = 2**15
 """The last so many entries of an update are compared: the classifier's, and of a small model all."""
+FITTED = 200
+"""So many candidates are fitted at once: the time grows with the square of their number."""
 ROUNDS = 10
 """How often shares and the noise of each piece are estimated, each from the other."""
 
@@ -54,7 +56,20 @@ class Together:
         """[N, candidates]: how badly each candidate explains each reply, from the entries [candidates, n] of all."""
         piece = self._pieces(replies[0]).to(entries.device)
         flat = [torch.cat([tensor.flatten() for tensor in reply.values()])[-ENTRIES:].to(entries) for reply in replies]
-        return torch.stack([-self._shares(entries, reply, piece) for reply in flat])
+        return torch.stack([-self._shares_of_all(entries, reply, piece) for reply in flat])
+
+    def _shares_of_all(self, entries: Tensor, reply: Tensor, piece: Tensor) -> Tensor:
+        """Of a long list first in groups, to which the others are noise; the best of all groups are fitted again."""
+        count = len(entries)
+        if count <= FITTED:
+            return self._shares(entries, reply, piece)
+        groups = -(-count // FITTED)
+        shares = torch.empty(count, dtype=torch.float64, device=entries.device)
+        for first in range(groups):
+            shares[first::groups] = self._shares(entries[first::groups], reply, piece)
+        best = shares.topk(FITTED).indices
+        finalists = self._shares(entries[best], reply, piece)
+        return (shares - shares.max() + finalists.min()).index_copy(0, best, finalists)  # all others rank behind them
 
     def _shares(self, entries: Tensor, reply: Tensor, piece: Tensor) -> Tensor:
         """[candidates]: the share of each, expected to be 1 / candidates and to vary as if ``examples`` were drawn."""
