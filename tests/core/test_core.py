@@ -27,6 +27,10 @@ def test_tree_arithmetic_is_that_of_the_flat_vector() -> None:
     assert not trees.all_finite({**a, "b": a["b"] * torch.nan})
 
 
+def test_an_error_about_a_file_does_not_pass_on_what_steers_a_terminal() -> None:
+    assert str(BadFileError("x: unknown 'a\nb\x1b[2Jé'")) == "x: unknown 'a\\nb\\x1b[2Jé'"
+
+
 @pytest.mark.parametrize("size", [0, 5, 4096, 2_000_001])
 def test_norms_of_long_rows_are_exact(size: int) -> None:
     rows = torch.randn(2, size, generator=generator(3)) ** 3

@@ -14,4 +14,11 @@ class NotAvailableError(GradveilError):
 
 
 class BadFileError(GradveilError):
-    """A file from outside that is truncated, too large, of another kind or holds impossible values."""
+    """A file from outside that is truncated, too large, of another kind or holds impossible values.
+
+    What it quotes of the file may be meant to break lines or to steer a terminal: only printable characters are shown
+    as they are.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in line))
