@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.identification.likeness import ROUNDING, TINY, Scores
+from gradveil.core.trees import exact_norms
 from gradveil.core.types import Params
 
 ENTRIES = 2**15
@@ -47,7 +48,7 @@ class Together:
             """The compared entries of each candidate, [c, n]: nothing can be said before all candidates are there."""
             own = torch.cat([updates[name].flatten(1) for name in names], dim=1)
             if self.bound is not None:
-                own = own * (self.bound / (own.norm(dim=1, keepdim=True) + TINY)).clamp(max=1)
+                own = own * (self.bound / (exact_norms(own)[:, None] + TINY)).clamp(max=1)
             return own[:, -ENTRIES:]
 
         return entries
