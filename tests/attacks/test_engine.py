@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -79,10 +80,25 @@ def test_the_choice_is_measured_once_and_remembered(own_cache: Path) -> None:
     seen = observed(private_batches(2))
     first = matching("ig").prepare(seen, [0, 1]).plan
     ((key, entry),) = json.loads(own_cache.read_text()).items()
-    assert entry == {"way": first.way, "chunk": first.chunk, "graph": False}
+    assert entry["way"] == first.way
     other = "vmap forward" if first.way != "vmap forward" else "joint"
     own_cache.write_text(json.dumps({key: {**entry, "way": other}}))
     assert matching("ig").prepare(seen, [0, 1]).plan.way == other, "what was remembered is taken"
+    more = matching("ig", restarts=3).prepare(seen, [0, 1]).plan
+    assert (more.way, more.chunk) == (other, 6), "for any number of problems"
+    own_cache.write_text(json.dumps({key: {**entry, "way": other, "each": 2**60}}))
+    assert matching("ig").prepare(seen, [0, 1]).plan.chunk == 1, "as many together as fit"
+
+
+def test_for_a_large_model_only_joint_is_tried() -> None:
+    def not_tried(*_: object) -> NoReturn:
+        pytest.fail("tried")
+
+    ways = {"joint": lambda u, _: (u, u["x"].sum(1)), "vmap forward": not_tried, "loop forward": not_tried}
+    starts, given = {"x": torch.zeros(2, 3)}, {"reply": torch.zeros(2, 2**20)}
+    assert plan_for(ways, starts, given) == Plan("joint", 2)
+    with pytest.raises(pytest.fail.Exception):
+        plan_for(ways, starts, {"reply": torch.zeros(2, 2**10)})
 
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap", "joint"])

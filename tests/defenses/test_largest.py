@@ -46,3 +46,13 @@ def test_parts_side_by_side(device: str) -> None:
     for few, mask in zip(([2, 1, 90], [0, 0, 300]), LargestOfEach(sizes, [2, 1, 90], [0, 0, 300])(values), strict=True):
         for count, part, chosen in zip(few, values.split(sizes), mask.split(sizes), strict=True):
             assert chosen.tolist() == largest(part.cpu(), count)[0].tolist()
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_what_is_not_a_number_counts_as_the_largest(size: int) -> None:
+    values = torch.rand(size, generator=generator(3))
+    values[5:9] = float("nan")
+    few, many = largest(values, 2, 50)
+    assert few.nonzero().flatten().tolist() == [5, 6]
+    assert int(many.sum()) == 50
+    assert many[5:9].all()

@@ -110,6 +110,26 @@ def test_fisher_information_of_single_examples(at_once: int, monkeypatch: pytest
         assert of_batch[touched].min() < of_batch[~touched].max(), "the squared batch gradient would choose others"
 
 
+@pytest.mark.parametrize("model", ["lenet:init=wide", "convnet:width=8", "vit:depth=1,dim=48"])
+@pytest.mark.parametrize("fisher", ["batch", "example"])
+def test_numpy_and_torch_agree(model: str, fisher: str) -> None:
+    gradient, step = step_on(model)
+    wide = {name: g.double() for name, g in gradient.items()}  # numpy is for the usual floats
+    by_numpy, by_torch = (defended(f"outpost:fisher={fisher}", tree, step) for tree in (gradient, wide))
+    for name, sent in by_torch.items():
+        assert torch.allclose(by_numpy[name].double(), sent, rtol=1e-4, atol=1e-7), name
+    mine, other = step.log.values("risk")
+    assert mine == pytest.approx(other, rel=1e-5)
+
+
+def test_a_gradient_that_is_not_a_number_is_sent_as_such() -> None:
+    gradient, step = step_on("lenet")
+    gradient["fc.weight"][0, :2] = float("nan")
+    sent = defended("outpost", gradient, step)
+    assert sent["fc.weight"][0, :2].isnan().all()
+    assert sent["fc.bias"].isfinite().all()
+
+
 def test_risk_is_the_variance_of_the_weights_and_at_most_one() -> None:
     weights = torch.tensor([0.1, 0.5, -0.3, 0.3])
     variance = ((weights - 0.15) ** 2).mean().item()

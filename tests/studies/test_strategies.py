@@ -13,7 +13,7 @@ from gradveil.attacks import engine
 def _remember(names: list[str]) -> None:
     for name in names:
         with engine._one_writer():
-            engine._remember(name, {"way": "loop", "chunk": 1, "graph": False})
+            engine._remember(name, engine.Choice("loop", 1))
 
 
 def test_what_processes_remember_at_the_same_time_is_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ import fcntl
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -49,9 +50,22 @@ _TRIED = {"cpu": 4, "cuda": 128}
 """On so many problems, at most, a way is timed."""
 _TRIED_BYTES = 2**30
 """On fewer if what is given of them takes more than this: on a large model few problems fill a card."""
+_LARGE_BYTES = 2**22
+"""From so much given of a problem on, as of models with a million parameters, ``joint`` is not compared with the rest.
+
+It won whenever it was; letting cuDNN try its kernels for the other ways took up to a minute of a GPU.
+"""
 _SHARE_OF_MEMORY = 0.4
 _FEW = 2
 _SAME = 1e-2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is remembered: the fastest way, and the bytes of memory that it takes for a problem."""
+
+    way: str
+    each: int
 
 
 @dataclass(frozen=True)
@@ -86,30 +100,42 @@ def plan_for(
     strategy: Strategy = "auto",
     precision: Precision = "float32",
 ) -> Plan:
-    """The fastest way to run these problems here: measured once, then remembered."""
-    admitted = [way for way in ways if _admits(strategy, way)]
+    """The fastest way to run these problems here: measured once, then remembered for any number of them."""
+    admitted = _admitted(strategy, ways, unknowns, given)
     if not admitted:
         raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
-    kept = _kept(key, admitted, precision)
-    if kept is not None:
-        return kept
-    plans = [_sized(ways[way], way, unknowns, given, precision) for way in admitted]
-    timed = {plan: _seconds_per_problem(ways[plan.way], plan, unknowns, given) for plan in plans}
-    best = min(timed, key=timed.__getitem__)
-    if timed[best] == float("inf"):
+    choice = _kept(key, admitted) or _fastest({way: ways[way] for way in admitted}, unknowns, given, precision)
+    if choice is None:
         hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
         raise GradveilError(f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}")
     with _one_writer():  # another process may have measured the same meanwhile: the first is kept
-        kept = _kept(key, admitted, precision)
+        kept = _kept(key, admitted)
         if kept is None:
-            _remember(key, {"way": best.way, "chunk": best.chunk, "graph": best.graph})
-    return kept or best
+            _remember(key, choice)
+    return _planned(kept or choice, unknowns, precision)
 
 
-def _admits(strategy: Strategy, way: str) -> bool:
-    kind = way.split()[0]
-    return kind != "compiled" if strategy == "auto" else kind == strategy
+def _admitted(strategy: Strategy, ways: Mapping[str, Batched], unknowns: Params, given: Given) -> list[str]:
+    """The ways that a strategy leaves."""
+    if strategy != "auto":
+        return [way for way in ways if way.split()[0] == strategy]
+    if "joint" in ways and _bytes_each(unknowns, given) >= _LARGE_BYTES:
+        return ["joint"]
+    return [way for way in ways if not way.startswith("compiled")]
+
+
+def _fastest(ways: Mapping[str, Batched], unknowns: Params, given: Given, precision: Precision) -> Choice | None:
+    """The way with the shortest time, measured on some of the problems; None where none can run."""
+    choices = [Choice(way, _memory_of_each(run, unknowns, given, precision)) for way, run in ways.items()]
+    if [choice.way for choice in choices] == ["joint"]:  # it has run already: it is compared before it is trusted
+        return choices[0]
+    timed = {
+        choice: _seconds_per_problem(ways[choice.way], _planned(choice, unknowns, precision), unknowns, given)
+        for choice in choices
+    }
+    best = min(timed, key=timed.__getitem__)
+    return None if timed[best] == float("inf") else best
 
 
 def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
@@ -195,16 +221,11 @@ def _on_gpu(unknowns: Params) -> bool:
     return _device(unknowns).type == "cuda"
 
 
-def _sized(way: Batched, name: str, unknowns: Params, given: Given, precision: Precision) -> Plan:
-    """The way with as many problems together as fit: on a GPU by the memory that a few of them took."""
-    count = _count(unknowns)
-    if name.startswith("loop"):
-        return Plan(name, 1, False, precision)
+def _memory_of_each(way: Batched, unknowns: Params, given: Given, precision: Precision) -> int:
+    """Bytes that a problem takes: on a GPU what a few of them took, elsewhere many times what is given of it."""
     if not _on_gpu(unknowns):
-        each = _bytes_each(unknowns, given)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * memory / (20 * each)))), False, precision)
-    few = min(count, _FEW)
+        return 20 * _bytes_each(unknowns, given)
+    few = min(_count(unknowns), _FEW)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -212,11 +233,22 @@ def _sized(way: Batched, name: str, unknowns: Params, given: Given, precision: P
         with _precision(precision, _device(unknowns)):
             way(_at(unknowns, slice(few)), _at(given, slice(few)))
     except (RuntimeError, NotImplementedError):
-        return Plan(name, 1, True, precision)  # what fails here fails again when timed, and is left out there
-    each = max(1, (torch.cuda.max_memory_allocated() - before) // few)
+        return sys.maxsize  # what fails here fails again when timed, and is left out there
+    taken = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()  # what only waits to be used again is free too
-    free, _ = torch.cuda.mem_get_info()
-    return Plan(name, max(1, min(count, int(_SHARE_OF_MEMORY * free / each))), True, precision)
+    return max(1, taken // few)
+
+
+def _planned(choice: Choice, unknowns: Params, precision: Precision) -> Plan:
+    """The way with as many problems together as fit."""
+    if choice.way.startswith("loop"):
+        return Plan(choice.way, 1, False, precision)
+    if _on_gpu(unknowns):
+        memory, _ = torch.cuda.mem_get_info()
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    together = max(1, min(_count(unknowns), int(_SHARE_OF_MEMORY * memory / choice.each)))
+    return Plan(choice.way, together, _on_gpu(unknowns), precision)
 
 
 def _bytes_each(unknowns: Params, given: Given) -> int:
@@ -226,9 +258,8 @@ def _bytes_each(unknowns: Params, given: Given) -> int:
 
 def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Given) -> float:
     """The time of one problem under the plan, infinite where it cannot run."""
-    each = _bytes_each(unknowns, given)
-    most = min(_TRIED[_device(unknowns).type], max(_FEW, _TRIED_BYTES // each))
-    some = min(_count(unknowns), most) if plan.graph else min(plan.chunk, most)
+    tried = _tried(unknowns, given)
+    some = tried if plan.graph else min(plan.chunk, tried)
     part, about = _at(unknowns, slice(some)), _at(given, slice(some))
     try:
         evaluate = bound(plan, way, part, about)
@@ -240,6 +271,12 @@ def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Give
     return best / some
 
 
+def _tried(unknowns: Params, given: Given) -> int:
+    """On how many of the problems a way is timed."""
+    most = max(_FEW, _TRIED_BYTES // _bytes_each(unknowns, given))
+    return min(_count(unknowns), _TRIED[_device(unknowns).type], most)
+
+
 def _timed(evaluate: Evaluate, unknowns: Params) -> float:
     started = time.perf_counter()
     evaluate(unknowns)
@@ -249,9 +286,11 @@ def _timed(evaluate: Evaluate, unknowns: Params) -> float:
 
 
 def _fingerprint(ways: list[str], unknowns: Params, given: Given, precision: str) -> str:
+    """All that a measurement depends on: the machine, what one problem is, and on how many of them ways are timed."""
     name = torch.cuda.get_device_name() if _on_gpu(unknowns) else f"cpu x{torch.get_num_threads()}"
-    shapes = [tuple(tensor.shape) for tensor in (*unknowns.values(), *tree_leaves(given))]
-    text = json.dumps([torch.__version__, name, os.uname().machine, ways, shapes, precision])
+    shapes = [tuple(tensor.shape[1:]) for tensor in (*unknowns.values(), *tree_leaves(given))]
+    tried = _tried(unknowns, given)
+    text = json.dumps([torch.__version__, name, os.uname().machine, ways, tried, shapes, precision])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -266,15 +305,15 @@ def _remembered() -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _kept(key: str, ways: list[str], precision: Precision) -> Plan | None:
+def _kept(key: str, ways: list[str]) -> Choice | None:
     known = _remembered().get(key)
-    if isinstance(known, dict) and known.get("way") in ways:
-        return Plan(known["way"], int(known["chunk"]), bool(known["graph"]), precision)
-    return None
+    if not isinstance(known, dict) or known.get("way") not in ways:
+        return None
+    return Choice(known["way"], max(1, int(known["each"])))
 
 
-def _remember(key: str, plan: dict[str, Any]) -> None:
-    write_json(cache_folder() / "strategies.json", {**_remembered(), key: plan})
+def _remember(key: str, choice: Choice) -> None:
+    write_json(cache_folder() / "strategies.json", {**_remembered(), key: asdict(choice)})
 
 
 @contextlib.contextmanager

@@ -25,10 +25,14 @@ class LargestOfEach:
     def __call__(self, values: Tensor) -> list[Tensor]:
         """For each list of counts, a mask of the largest ``values`` [sum of sizes]."""
         if not values.is_cuda:
-            return [torch.from_numpy(mask) for mask in _by_thresholds(values.float().numpy(), self.parts, self.counts)]
+            return [torch.from_numpy(mask) for mask in self.of_array(values.float().numpy())]
         if self._sorted is None or self._sorted.part_of.device != values.device:
             self._sorted = _Sorted(self.sizes, self.counts, values.device)
         return self._sorted.masks(values)
+
+    def of_array(self, values: Array) -> list[Array]:
+        """The same for an array of float32. The bits of floats >= 0 are in the order of the floats, NaN the largest."""
+        return _by_thresholds(values.view(np.uint32), self.parts, self.counts)
 
 
 class _Sorted:
@@ -69,28 +73,30 @@ def _cut(mask: Array, values: Array, count: int) -> None:
         mask[np.flatnonzero(mask & (values == values[mask].min()))[-extra:]] = False
 
 
-def _thresholds(values: Array, counts: list[int]) -> dict[int, float]:
+def _thresholds(values: Array, counts: list[int]) -> dict[int, int]:
     """The count-th largest value for each count.
 
-    A histogram over the upper halves of the floats, which are in the order of the floats themselves, says in which bin
-    each threshold lies, and only that bin is looked at closely.
+    A histogram over the upper halves of the values says in which bin each threshold lies, and only that bin is looked
+    at closely.
     """
     if len(values) < _WORTH_A_HISTOGRAM:
         return _thresholds_by_selection(values, counts)
-    bins = (values.view(np.uint32) >> 16).astype(np.uint16)
+    bins = (values >> 16).astype(np.uint16)
     up_to = np.bincount(bins).cumsum()
     found = {}
     for count in counts:
         place = len(values) - count
         its_bin = int(np.searchsorted(up_to, place, side="right"))
         within = place - (up_to[its_bin - 1] if its_bin else 0)
-        found[count] = float(np.partition(values[bins == its_bin], within)[within])
+        found[count] = np.partition(values[bins == its_bin], within)[within]
     return found
 
 
-def _thresholds_by_selection(values: Array, counts: list[int]) -> dict[int, float]:
-    found, most = {}, values
+def _thresholds_by_selection(values: Array, counts: list[int]) -> dict[int, int]:
+    found, most = {}, values.copy()
     for count in sorted(set(counts), reverse=True):
-        most = np.partition(most, len(most) - count)[len(most) - count :]
-        found[count] = float(most[0])
+        place = len(most) - count
+        most.partition(place)
+        most = most[place:]
+        found[count] = most[0]
     return found

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import accumulate
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
@@ -15,7 +17,7 @@ from gradveil.core.graphs import Replayed
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
-from gradveil.defenses.largest import LargestOfEach
+from gradveil.defenses.largest import Array, LargestOfEach
 from gradveil.defenses.registry import DEFENSES
 
 CHANCES = 64
@@ -59,14 +61,13 @@ class Outpost(Defense):
         if not perturbed:
             return gradient
         perturbation = self._perturbation_of(gradient)
-        values, weights = perturbation.joined(gradient), perturbation.joined(step.params)
-        fisher = perturbation.joined(_example_fisher(step)) if self.fisher == "example" else None
-        noise = torch.randn(perturbation.draws, generator=step.rng, device=step.rng.device).to(values)
-        given = (values, weights, noise) if fisher is None else (values, weights, noise, fisher)
-        sent, risk = perturbation.replayed(given)
+        fisher = _example_fisher(step) if self.fisher == "example" else None
+        noise = torch.randn(perturbation.draws, generator=step.rng, device=step.rng.device)
+        perturb = perturbation.by_numpy if perturbation.in_numpy else perturbation.by_torch
+        sent, risk = perturb(gradient, step.params, noise, fisher)
         step.log.add("risk", risk)
         step.log.add("pruned", perturbation.pruned)
-        return perturbation.apart(sent, gradient)
+        return sent
 
     def _perturbation_of(self, tree: Params) -> _Perturbation:
         """Where layers lie and how much of each is chosen is the same for all gradients of these sizes and places."""
@@ -76,8 +77,10 @@ class Outpost(Defense):
             lengths = [sum(sizes[name] for name in names) for names in layers(tree)]
             kept = [length - self._pruned(length) for length in lengths]
             noisy = [round(self.phi / 100 * length) for length in lengths]
-            alike = len({(kind, place) for _, _, kind, place in key}) == 1
-            self._perturbations[key] = _Perturbation(self.scale, sizes, kept, noisy, alike)
+            places = {(kind, place) for _, _, kind, place in key}
+            alike = len(places) == 1
+            in_numpy = places == {(torch.float32, torch.device("cpu"))}
+            self._perturbations[key] = _Perturbation(self.scale, sizes, kept, noisy, alike=alike, in_numpy=in_numpy)
         return self._perturbations[key]
 
     def _pruned(self, size: int) -> int:
@@ -97,11 +100,15 @@ def _chances(step: Step) -> list[float]:
 class _Perturbation:
     """What happens to a gradient with these sizes: so many entries of each layer are kept, and so many get noise."""
 
-    def __init__(self, scale: float, sizes: dict[str, int], kept: list[int], noisy: list[int], alike: bool) -> None:
-        self.scale, self.groups, self.alike = scale, layers(sizes), alike
+    def __init__(
+        self, scale: float, sizes: dict[str, int], kept: list[int], noisy: list[int], *, alike: bool, in_numpy: bool
+    ) -> None:
+        self.scale, self.groups, self.alike, self.in_numpy = scale, layers(sizes), alike, in_numpy
         self.order = [name for names in self.groups for name in names]
         self.sizes = [sizes[name] for name in self.order]
+        self.weights = [_weights(names) for names in self.groups]
         self.noisy, self.draws = noisy, sum(noisy)
+        self.parts, self.noise_parts = dict(zip(self.order, _parts(self.sizes), strict=True)), _parts(noisy)
         self.pruned = 1 - sum(kept) / sum(self.sizes)
         self.choose = LargestOfEach([sum(sizes[name] for name in names) for names in self.groups], kept, noisy)
         self.replayed = Replayed(self)
@@ -120,6 +127,34 @@ class _Perturbation:
         spread = torch.cat([drawn * by for drawn, by in zip(parts, self.scale * risk, strict=True)])
         added = torch.zeros_like(values).masked_scatter_(noisy, spread)
         return added.add_(values * kept), risk.mean()
+
+    def by_torch(
+        self, gradient: Params, params: Params, noise: Tensor, fisher: Params | None
+    ) -> tuple[Params, float | Tensor]:
+        """What is sent, and the mean risk. On a GPU its kernels are replayed."""
+        values, weights = self.joined(gradient), self.joined(params)
+        given = (values, weights, noise.to(values))
+        sent, risk = self.replayed(given if fisher is None else (*given, self.joined(fisher)))
+        return self.apart(sent, gradient), risk
+
+    def by_numpy(
+        self, gradient: Params, params: Params, noise: Tensor, fisher: Params | None
+    ) -> tuple[Params, float | Tensor]:
+        """The same for floats on a CPU, where a call of torch takes longer to start. Scales ``noise`` in place."""
+        values, added = self._in_one_array(gradient), noise.cpu().numpy()
+        risks = [min(1.0, _variance([params[name].detach().numpy() for name in names])) for names in self.weights]
+        for part, risk in zip(self.noise_parts, risks, strict=True):
+            added[part] *= self.scale * risk
+        kept, noisy = self.choose.of_array(np.abs(values))
+        if fisher is not None:
+            _, noisy = self.choose.of_array(self._in_one_array(fisher))
+        sent = values * kept
+        sent[noisy.nonzero()[0]] += added
+        apart = {name: torch.from_numpy(sent[self.parts[name]].reshape(g.shape)) for name, g in gradient.items()}
+        return apart, sum(risks) / len(risks)
+
+    def _in_one_array(self, tree: Params) -> Array:
+        return np.concatenate([tree[name].numpy().ravel() for name in self.order])
 
     def joined(self, tree: Params) -> Tensor:
         """All entries side by side, layer by layer, [size], on the device of the first tensor."""
@@ -141,12 +176,26 @@ def layers(tree: Iterable[str]) -> list[list[str]]:
 
 
 def layer_risks(params: Params, groups: list[list[str]]) -> Tensor:
-    """The variance of each layer's weights, at most 1, [layers]; of its biases where it has nothing else."""
-    risks = []
-    for names in groups:
-        weights = [name for name in names if not name.endswith("bias")] or names
-        risks.append(_joined([params[name] for name in weights]).var(correction=0))
+    """The variance of each layer's weights, at most 1, [layers]."""
+    risks = [_joined([params[name] for name in _weights(names)]).var(correction=0) for names in groups]
     return torch.stack([risk.to(risks[0]) for risk in risks]).clamp(max=1)
+
+
+def _weights(names: list[str]) -> list[str]:
+    """Those of a layer whose spread is its risk: its biases only where it has nothing else."""
+    return [name for name in names if not name.endswith("bias")] or names
+
+
+def _parts(sizes: Sequence[int]) -> list[slice]:
+    """Where stretches of these sizes lie side by side."""
+    return [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def _variance(arrays: list[Array]) -> float:
+    """The variance of all entries. ``np.var`` does as much, and takes twice as long to start."""
+    entries = arrays[0].ravel() if len(arrays) == 1 else np.concatenate([array.ravel() for array in arrays])
+    centred = entries - np.add.reduce(entries) / len(entries)
+    return float(np.add.reduce(np.square(centred, out=centred)) / len(entries))
 
 
 def _example_fisher(step: Step) -> Params:
