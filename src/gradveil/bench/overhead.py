@@ -93,7 +93,7 @@ def _censor(defense: Defense, module: torch.nn.Module, batch: Batch, device: str
             for _ in range(trials):
                 step.loss_at(step.params)
 
-    slow, whole, ratio = _compared(evaluations, lambda: defense.on_gradient(gradient, step), device, 2 * repeats)
+    slow, whole, ratio = _compared(evaluations, lambda: defense.on_gradient(gradient, step), device, 16 * repeats)
     return {"defense_ms": round(whole, 3), "trials_in_turn_ms": round(slow, 3), "to_trials": round(ratio, 3)}
 
 
