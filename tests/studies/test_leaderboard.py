@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -82,6 +83,27 @@ def test_what_was_measured_is_not_measured_again(board: Path, monkeypatch: pytes
     monkeypatch.setattr("gradveil.auditing.run._run_together", lambda *_: pytest.fail("attacked again"))
     list(enter(TINY, ["clip:bound=1"], board / "docs", board / "work", device="cpu"))
     assert {path: path.read_bytes() for path in (board / "docs").rglob("*.json")} == before
+
+
+def test_what_was_stopped_before_its_first_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def entered() -> list[Path]:
+        return list(enter(TINY, ["none"], tmp_path / "docs", tmp_path / "work", device="cpu", train=False))
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gradveil.auditing.run.save_reconstructions", stop)
+        with pytest.raises(KeyboardInterrupt):
+            entered()
+    assert [path.name for path in entered()] == ["none.json"]
+
+
+def test_trainings_on_different_data_do_not_meet(board: Path) -> None:
+    other = replace(TINY, name="cifar10-lenet-b1", training={**(TINY.training or {}), "data": "cifar10-samples"})
+    (entry,) = enter(other, ["none"], board / "other", board / "work", device="cpu")
+    assert entry.exists()
+    assert {path.name for path in (board / "work" / "trainings").iterdir()} == {"mnist-lenet", "cifar10-lenet"}
 
 
 def test_the_page_shows_every_entry_the_best_first(board: Path) -> None:

@@ -42,7 +42,7 @@ def enter(
 
 def _audited(case: Case, folder: Path, progress: Progress) -> dict[str, Any]:
     """The audit of a case; rows that the folder holds already, of these or other defenses, are not run again."""
-    return run_case(case, folder, resume=(folder / "audit.json").exists(), progress=progress)
+    return run_case(case, folder, resume=True, progress=progress)
 
 
 def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Progress) -> Trained | None:
@@ -50,8 +50,8 @@ def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Pro
     if case is None:
         return None
     data, model = setting.name.split("-")[:2]
-    folder = work / "trainings" / path_of(Path(), f"{data}-{model}", spec).stem
-    done = run_training(case, folder, resume=(folder / "train.json").exists(), progress=progress)
+    folder = work / "trainings" / f"{data}-{model}" / path_of(Path(), setting.name, spec).stem
+    done = run_training(case, folder, resume=True, progress=progress)
     return Trained(
         accuracy=done["rows"][-1]["accuracy"],
         rounds=len(done["rows"]),
