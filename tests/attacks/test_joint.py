@@ -78,12 +78,27 @@ def test_a_layer_with_a_term_of_its_own_in_the_loss_is_covered(size: int) -> Non
 
 
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize("attack", ["ig:tv=0.1", "gi"])
-def test_an_unformed_gradient_has_the_slopes_of_a_formed_one(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("attack", "defense"),
+    [
+        ("ig:tv=0.1", "none"),
+        ("gi", "none"),
+        ("ig:aware=true", "none"),
+        ("ig:aware=true", "clip:bound=0.5"),
+        ("ig:aware=true", "noise:sigma=0.01"),
+    ],
+)
+def test_an_unformed_gradient_has_the_slopes_of_a_formed_one(
+    attack: str, defense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = [Batch(batch.inputs.double(), batch.labels) for batch in private_batches(2)]
     chosen = ATTACKS.build(attack, Budget(1, 1))
     assert isinstance(chosen, Matching)
-    found, starts, given = chosen.problems(observed(batches, model="resnet18"), [0, 1])
+    found, starts, given = chosen.problems(observed(batches, model="resnet18", defense=defense), [0, 1])
+    if defense.startswith("clip"):
+        assert (given["bound"] - 0.5).abs().max() < 1e-6
+    if defense.startswith("noise"):
+        assert max(trust.min() for trust in given["trust"].values()) < 1
     formed: list[bool] = []
     plain = joint.gradients
     monkeypatch.setattr(joint, "gradients", lambda *args: formed.append(True) or plain(*args))
@@ -94,6 +109,15 @@ def test_an_unformed_gradient_has_the_slopes_of_a_formed_one(attack: str, monkey
     assert formed
     torch.testing.assert_close(values, reference, rtol=1e-9, atol=1e-9)
     assert (slopes["pixels"] - expected["pixels"]).norm() <= 1e-9 * expected["pixels"].norm()
+
+
+def test_what_was_cut_down_is_searched_apart_with_its_gradient_formed() -> None:
+    attack = ATTACKS.build("ig:aware=true", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    (whole,), (cut,) = (observed(private_batches(1), defense=name) for name in ("none", "sparsify:rate=0.9"))
+    assert attack.kind_of(whole) != attack.kind_of(cut)
+    assert "cut" in attack.problems([cut], [0])[2]
+    assert "cut" not in attack.problems([whole], [0])[2]
 
 
 def test_a_reply_with_half_a_layer_is_left_to_other_ways() -> None:

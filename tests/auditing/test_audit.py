@@ -129,6 +129,16 @@ def test_an_interrupted_batch_is_run_again_as_a_whole(tmp_path: Path, monkeypatc
     assert not (parts / "rows" / "batch.json").exists()
 
 
+def test_what_is_searched_apart_is_saved_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against noise the informed attack weighs entries, without a defense it does not: two searches of one batch."""
+    case = make_case({**TINY, "threat": "C", "attacks": ["informed:iterations=8,restarts=1"]})
+    run_case(case, tmp_path / "whole")
+    calls = killed_at_the_second_row(lambda: run_case(case, tmp_path / "parts"), monkeypatch)
+    assert Store(tmp_path / "parts").row(calls[0]) is not None, "its search was done"
+    run_case(case, tmp_path / "parts", resume=True)
+    assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
+
+
 def test_defenses_that_share_the_broadcast_are_attacked_together(tmp_path: Path) -> None:
     rows = run_case(make_case(TINY), tmp_path)["rows"]
     bare, noisy = rows[:2]

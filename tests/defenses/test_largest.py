@@ -43,9 +43,15 @@ def test_ties_are_cut() -> None:
 def test_parts_side_by_side(device: str) -> None:
     sizes, values = [5, 1, 300], torch.randn(306, generator=generator(2)).abs().to(device)
     values[10:200] = 0.5  # ties
-    for few, mask in zip(([2, 1, 90], [0, 0, 300]), LargestOfEach(sizes, [2, 1, 90], [0, 0, 300])(values), strict=True):
+    counts = [2, 1, 90], [0, 0, 300]
+    choose = LargestOfEach(sizes, *counts)
+    for few, mask, places in zip(counts, choose(values), choose.places(values), strict=True):
         for count, part, chosen in zip(few, values.split(sizes), mask.split(sizes), strict=True):
             assert chosen.tolist() == largest(part.cpu(), count)[0].tolist()
+        assert places.sort().values.tolist() == mask.nonzero().flatten().tolist()
+        first, second = few[0], few[0] + few[1]
+        assert (places[:first] < 5).all(), "part by part"
+        assert (places[first:second] == 5).all()
 
 
 @pytest.mark.parametrize("size", [100, 20_000])

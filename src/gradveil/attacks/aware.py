@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.engine import Given
+from gradveil.attacks.moments import Moments
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.threat.observation import Observation
@@ -31,28 +32,50 @@ UNBOUNDED = 1e15
 
 
 def estimated(seen: Sequence[Observation]) -> Given:
-    """For each observation the clip bound, which tensors were cut down, and how far each is to be trusted, [N] each."""
+    """For each observation the clip bound, how far each tensor is to be trusted, and which were cut down, [N] each.
+
+    Where nothing was cut down in any, nothing is said of it.
+    """
     device = next(iter(seen[0].reply.values())).device
     bounds = [clip_bound(one.reply) for one in seen]
-    cut = [{name: float(name in cut_tensors(one.reply)) for name in one.reply} for one in seen]
     trust = [trusts(one.reply) for one in seen]
-    return {
+    cut = [cut_tensors(one.reply) for one in seen]
+    found: Given = {
         "trust": {name: torch.tensor([one[name] for one in trust], device=device) for name in seen[0].reply},
         "bound": torch.tensor(bounds, device=device),
-        "cut": {name: torch.tensor([one[name] for one in cut], device=device) for name in seen[0].reply},
     }
+    if any(cut):
+        found["cut"] = {name: torch.tensor([name in one for one in cut], device=device) for name in seen[0].reply}
+    return found
 
 
 def as_defended(update: Params, given: Given) -> Params:
     """The candidate's update under what was estimated of the defense: clipped, then only where something was sent."""
+    clipped = map_each(lambda tensor: tensor * _shrunk(tensor.square().sum(), given["bound"]), update)
+    if "cut" not in given:
+        return clipped
+    return map_each(
+        lambda tensor, sent, cut: torch.where(cut & (sent == 0), 0, tensor), clipped, given["reply"], given["cut"]
+    )
 
-    def treated(tensor: Tensor, sent: Tensor, cut: Tensor) -> Tensor:
-        norm = (tensor.square().sum() + 1e-30).sqrt()
-        longest: Tensor = given["bound"]
-        sparse = torch.where(cut > 0, (sent != 0).to(tensor), torch.ones_like(tensor))
-        return tensor * (longest / norm.clamp(min=longest)) * sparse
 
-    return map_each(treated, update, given["reply"], given["cut"])
+def _shrunk(square: Tensor, bound: Tensor) -> Tensor:
+    """What tensors of these squared lengths are multiplied by so that they are no longer than the bound."""
+    return bound / (square + 1e-30).sqrt().clamp(min=bound)
+
+
+class AsDefended:
+    """The same, and what follows from trust, for the moments of tensors: enough where nothing was cut down."""
+
+    def fits(self, given: Given) -> bool:
+        return "cut" not in given
+
+    def __call__(self, found: dict[str, Moments], given: Given) -> dict[str, Moments]:
+        def treated(name: str, product: Tensor, square: Tensor, observed: Tensor) -> Moments:
+            shrunk, trust = _shrunk(square, given["bound"]), given["trust"][name].square()
+            return Moments(trust * shrunk * product, trust * shrunk.square() * square, trust * observed)
+
+        return {name: treated(name, *each) for name, each in found.items()}
 
 
 def as_trusted(update: Params, given: Given) -> Params:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -90,10 +90,9 @@ class Attack(ABC):
 
     requires: ClassVar[frozenset[Knowledge]] = frozenset()
 
-    @property
-    def by_defense(self) -> bool:
-        """Whether the attack treats updates under different known defenses differently, and so one at a time."""
-        return False
+    def kind_of(self, one: Observation) -> Hashable:  # noqa: ARG002
+        """What keeps observations apart beside their model: those of different kinds are never attacked together."""
+        return None
 
     @property
     def problems_each(self) -> int:
@@ -126,7 +125,7 @@ class Attack(ABC):
         if len(seen) != len(seeds):
             raise GradveilError(f"{len(seen)} observations need as many seeds, not {len(seeds)}")
         found: dict[int, Reconstruction] = {}
-        for members in _alike(seen, by_defense=self.by_defense, across_broadcasts=self.across_broadcasts):
+        for members in _alike(seen, self):
             group = self.run([seen[i] for i in members], seeds=[seeds[i] for i in members], progress=progress)
             found.update(zip(members, group, strict=True))
         for i, one in enumerate(seen):
@@ -145,12 +144,12 @@ class Attack(ABC):
 ATTACKS: Registry[Attack] = Registry("attack")
 
 
-def _alike(seen: Sequence[Observation], *, by_defense: bool, across_broadcasts: bool) -> list[list[int]]:
-    """Positions of observations that can be attacked together: the same model and the same private shapes."""
+def _alike(seen: Sequence[Observation], attack: Attack) -> list[list[int]]:
+    """Positions of observations that can be attacked together: the same kind, model and private shapes."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, one in enumerate(seen):
-        known, sent = one.defense if by_defense else None, None if across_broadcasts else id(one.sent)
-        key = (sent, id(one.module), one.kind, one.batch_size, one.recipe, known)
+        sent = None if attack.across_broadcasts else id(one.sent)
+        key = (attack.kind_of(one), sent, id(one.module), one.kind, one.batch_size, one.recipe)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 

@@ -7,7 +7,7 @@ problems; the best one is chosen by the attack's own objective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils._pytree import tree_map
 
-from gradveil.attacks.aware import as_defended, as_trusted, estimated
+from gradveil.attacks.aware import AsDefended, as_defended, as_trusted, cut_tensors, estimated
 from gradveil.attacks.base import Attack, Reconstruction
 from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import (
@@ -113,9 +113,10 @@ class Matching(Attack):
     def prior_only(self) -> Attack | None:
         return replace(self, objective=None, statistics=0.0, labels="read", title=f"{self.title} without the update")
 
-    @property
-    def by_defense(self) -> bool:
-        return self.draws > 0 or self.counter is not None
+    def kind_of(self, one: Observation) -> Hashable:
+        known = one.defense if self.draws > 0 or self.counter is not None else None
+        cut = self.aware and self.objective is not None and bool(cut_tensors(one.reply))
+        return known, cut  # the gradients of others need not be formed
 
     @property
     def problems_each(self) -> int:
@@ -247,6 +248,7 @@ class Matching(Attack):
             penalty=penalty,
             distance=self._distance(one, self.objective),
             slopes=self._slopes(self.objective),
+            treated=AsDefended() if self.aware and self.draws == 0 and self.counter is None else None,
             mixed=self.explanation == "surrogate",
             own_broadcasts="sent" in given,
         )

@@ -1,4 +1,4 @@
-"""Two numbers for each problem: how long its gradient is, and how far it goes along the observed one.
+"""Two numbers for each tensor of a problem: how long its gradient is, and how far it goes along the observed one.
 
 Some objectives ask for nothing else. A layer's gradient is the product D X' of the slopes at its outputs and of what
 came in, over all positions. Where it has many more weights than positions, the factors tell both numbers: the squared
@@ -8,15 +8,46 @@ problems, is never formed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor
 
 from gradveil.attacks import rules
+from gradveil.attacks.engine import Given
 from gradveil.attacks.joint import Call, gradients
+from gradveil.core.trees import exact_norms
 from gradveil.core.types import Params
 
 WORTH = 2**20
 """Entries that are not formed, from which on it pays."""
+
+
+class Moments(NamedTuple):
+    """What is known of gradients and observed ones, [N] each."""
+
+    product: Tensor
+    """Of the two."""
+    square: Tensor
+    """The squared length of the gradient."""
+    observed: Tensor
+    """The squared length of the observed one."""
+
+
+class Treated(Protocol):
+    """What an adversary does to updates before it compares them, as a change of their moments."""
+
+    def fits(self, given: Given) -> bool:
+        """Whether moments tell enough for these problems."""
+
+    def __call__(self, found: dict[str, Moments], given: Given) -> dict[str, Moments]:
+        """The moments of what is compared."""
+
+
+def total(parts: Iterable[Moments]) -> Moments:
+    """The moments of all tensors together."""
+    return Moments(*(torch.stack(numbers).sum(0) for numbers in zip(*parts, strict=True)))
 
 
 def worth(calls: list[Call], problems: int, observed: Params) -> bool:
@@ -27,35 +58,40 @@ def worth(calls: list[Call], problems: int, observed: Params) -> bool:
     return len(set(names)) == len(names) and whole and sum(spared) >= WORTH
 
 
-def moments(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, observed: Params) -> tuple[Tensor, Tensor]:
-    """The products with ``observed`` [N, ...] and the squared lengths, both [N], differentiable in what passed."""
-    parts = [
-        (_slim if _is_slim(call, problems, observed) else _formed)(call, slope, problems, observed)
-        for call, slope in zip(calls, slopes, strict=True)
-        if _shown(call, observed)
-    ]
-    products, squares = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
-    return products, squares
+def moments(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, observed: Params) -> dict[str, Moments]:
+    """Those of each tensor of ``observed`` [N, ...], differentiable in what passed through the layers."""
+    found: dict[str, Moments] = {}
+    for call, slope in zip(calls, slopes, strict=True):
+        if _shown(call, observed):
+            way = _slim if _is_slim(call, problems, observed) else _formed
+            found |= way(call, slope, problems, observed)
+    return found
 
 
-def _slim(call: Call, slope: Tensor, problems: int, observed: Params) -> tuple[Tensor, Tensor]:
+def _slim(call: Call, slope: Tensor, problems: int, observed: Params) -> dict[str, Moments]:
     assert call.layer is not None
     assert call.inputs is not None
     d, x = rules.FACTORS[type(call.layer)](call.layer, call.inputs, slope, problems)
     names = call.parameters
     product = (d * (observed[names["weight"]].flatten(2) @ x)).sum(dim=(1, 2))
     square = ((d.transpose(1, 2) @ d) * (x.transpose(1, 2) @ x)).sum(dim=(1, 2))
-    if "bias" not in names:
-        return product, square
-    bias = d.sum(dim=2)
-    return product + (bias * observed[names["bias"]]).sum(dim=1), square + bias.square().sum(dim=1)
+    weight = observed[names["weight"]]
+    found = {names["weight"]: Moments(product, square, _square(weight))}
+    return found if "bias" not in names else {**found, names["bias"]: _between(d.sum(dim=2), observed[names["bias"]])}
 
 
-def _formed(call: Call, slope: Tensor, problems: int, observed: Params) -> tuple[Tensor, Tensor]:
-    found = {name: tensor.flatten(1) for name, tensor in gradients([call], (slope,), problems).items()}
-    products = [(tensor * observed[name].flatten(1)).sum(dim=1) for name, tensor in found.items()]
-    squares = [tensor.square().sum(dim=1) for tensor in found.values()]
-    return torch.stack(products).sum(0), torch.stack(squares).sum(0)
+def _formed(call: Call, slope: Tensor, problems: int, observed: Params) -> dict[str, Moments]:
+    found = gradients([call], (slope,), problems)
+    return {name: _between(tensor, observed[name]) for name, tensor in found.items()}
+
+
+def _between(gradient: Tensor, observed: Tensor) -> Moments:
+    own, seen = gradient.flatten(1), observed.flatten(1)
+    return Moments((own * seen).sum(dim=1), own.square().sum(dim=1), _square(observed))
+
+
+def _square(observed: Tensor) -> Tensor:
+    return exact_norms(observed.flatten(1)).square()
 
 
 def _is_slim(call: Call, problems: int, observed: Params) -> bool:

@@ -32,8 +32,8 @@ class Objective(Protocol):
 class OfMoments(Protocol):
     """A distance that is a function of two numbers."""
 
-    def of_moments(self, product: Tensor, square: Tensor, observed: Params) -> Tensor:
-        """The distances [N] from the products of updates and observed ones, and the squared lengths of the updates."""
+    def of_moments(self, product: Tensor, square: Tensor, observed: Tensor) -> Tensor:
+        """The distances [N] from the products of updates and observed ones, and the squared lengths of both."""
 
 
 class Cosine:
@@ -50,8 +50,8 @@ class Cosine:
         slope = map_each(lambda g, t: torch.addcmul(_like(along, g) * g, _like(toward, t), t), updates, observed)
         return slope, 1 - product / both
 
-    def of_moments(self, product: Tensor, square: Tensor, observed: Params) -> Tensor:
-        return 1 - product / (square * _squares(observed) + _TINY).sqrt()
+    def of_moments(self, product: Tensor, square: Tensor, observed: Tensor) -> Tensor:
+        return 1 - product / (square * observed + _TINY).sqrt()
 
 
 class Squared:
@@ -68,9 +68,8 @@ class Squared:
         difference, whole = subtract(updates, observed), _squares(observed) + _TINY
         return map_each(lambda x: _like(2 / whole, x) * x, difference), _squares(difference) / whole
 
-    def of_moments(self, product: Tensor, square: Tensor, observed: Params) -> Tensor:
-        whole = _squares(observed)
-        return (square - 2 * product + whole) / (whole + _TINY)
+    def of_moments(self, product: Tensor, square: Tensor, observed: Tensor) -> Tensor:
+        return (square - 2 * product + observed) / (observed + _TINY)
 
 
 class Marks:

@@ -38,6 +38,8 @@ class Problem:
     """How far a candidate's update is, where the plain objective does not say it; from (update, given)."""
     slopes: Callable[[Params, Given], tuple[Params, Tensor]] | None = None
     """The slope of that distance and the distance for updates [N, ...], where there is a quicker way than deriving."""
+    treated: moments.Treated | None = None
+    """What that distance does to an update, where it can be told from the moments of its tensors."""
     mixed: bool = False
     """Take the gradient between the first and the last parameters, as far along as the unknown ``mix`` says."""
     own_broadcasts: bool = False
@@ -117,19 +119,23 @@ class Problem:
             return direction, values
 
     def _by_moments(
-        self, calls: list[joint.Call], slopes: tuple[Tensor, ...], problems: int, observed: Params
+        self, calls: list[joint.Call], slopes: tuple[Tensor, ...], problems: int, given: Given
     ) -> Tensor | None:
         """The distances [N], differentiable, without a gradient; None where it has to be formed, or that is quicker.
 
         Only in full precision: the parts of the slope along the update and the observed one nearly cancel out.
         """
+        observed: Params = given["reply"]
         kind = next(iter(observed.values())).device.type
         rounded = torch.is_autocast_enabled(kind) or torch.backends.cuda.matmul.allow_tf32
-        if rounded or self.distance is not None or not isinstance(self.objective, OfMoments):
+        known = self.distance is None or (self.treated is not None and self.treated.fits(given))
+        if rounded or not known or not isinstance(self.objective, OfMoments):
             return None
         if not moments.worth(calls, problems, observed):
             return None
-        return self.objective.of_moments(*moments.moments(calls, slopes, problems, observed), observed)
+        found = moments.moments(calls, slopes, problems, observed)
+        parts = found if self.treated is None else self.treated(found, given)
+        return self.objective.of_moments(*moments.total(parts.values()))
 
     def _shared(self) -> joint.SharedNetwork:
         """The network that all problems go through; raises UnsupportedError where they cannot share one."""
@@ -150,7 +156,7 @@ class Problem:
                 losses = vmap(self.loss)(outputs, targets)
                 slopes = torch.autograd.grad(network.total(losses), [call.outputs for call in calls])
             with torch.no_grad():
-                values = self._by_moments(calls, slopes, problems, given["reply"])
+                values = self._by_moments(calls, slopes, problems, given)
                 if values is None:
                     _, values = self._compared(joint.gradients(calls, slopes, problems, given["reply"].keys()), given)
                 return {}, values + vmap(self.penalty)(unknowns, given)
@@ -169,7 +175,7 @@ class Problem:
                 losses = vmap(self.loss)(outputs, vmap(self.targets)(leaves, given))
                 passed = [call.outputs for call in calls]
                 slopes = torch.autograd.grad(network.total(losses), passed, create_graph=True)
-                values = self._by_moments(calls, slopes, problems, given["reply"])
+                values = self._by_moments(calls, slopes, problems, given)
                 if values is None:
                     with torch.no_grad():
                         gradients = joint.gradients(calls, slopes, problems, given["reply"].keys())

@@ -6,15 +6,15 @@ Cells of one attack whose clients answered the same broadcast are attacked as on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from gradveil.attacks import ATTACKS, Reconstruction, save_reconstructions
+from gradveil.attacks import ATTACKS, Attack, Reconstruction, save_reconstructions
 from gradveil.auditing.case import Case, Cell, ObservedCase
 from gradveil.auditing.costs import costs
 from gradveil.auditing.exchange import Broadcast, Exchange, Private, broadcast, choose_private, exchange
@@ -39,6 +39,13 @@ from gradveil.threat import Observation, broadcasts, save_observations, threat_m
 VERSION = 1
 TOGETHER = {"cpu": 128, "cuda": 1024}
 """At most so many problems in one batch: more gain little there, and an interrupted batch starts again."""
+
+
+class Answered(NamedTuple):
+    """A cell and what the clients of its defense answered."""
+
+    cell: Cell
+    exchange: Exchange
 
 
 def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> dict[str, Any]:
@@ -86,14 +93,17 @@ def run_on(
     rows = {digest: done for digest, done in saved.items() if done is not None}
     with progress.task("audit", len(cells), "rows") as task:
         task.advance(len(rows))
-        for group in _together(case, [cell for cell in cells if cell.digest() not in rows]):
-            task.note(group[0].title if len(group) == 1 else f"{group[0].attack} on {len(group)} defenses")
-            with store.batch([cell.digest() for cell in group]):
-                exchanges = [observed(cell.defense, _crafted_by(cell)) for cell in group]
-                rows |= {done["digest"]: done for done in _run_together(group, exchanges, judge, store, progress)}
-            done = [rows[cell.digest()] for cell in cells if cell.digest() in rows]
-            store.save_audit(assemble(case, done, complete=len(done) == len(cells), left_out=left_out))
-            task.advance(len(group))
+        for batch in _together(case, cells):
+            missing = [cell for cell in batch if cell.digest() not in rows]
+            answered = [Answered(cell, observed(cell.defense, _crafted_by(cell))) for cell in missing]
+            for group in _of_one_kind(answered):
+                first = group[0].cell
+                task.note(first.title if len(group) == 1 else f"{first.attack} on {len(group)} defenses")
+                with store.batch([one.cell.digest() for one in group]):
+                    rows |= {done["digest"]: done for done in _run_together(group, judge, store, progress)}
+                done = [rows[cell.digest()] for cell in cells if cell.digest() in rows]
+                store.save_audit(assemble(case, done, complete=len(done) == len(cells), left_out=left_out))
+                task.advance(len(group))
     store.save_audit(assemble(case, [rows[cell.digest()] for cell in cells], complete=True, left_out=left_out))
     return store.read_audit()
 
@@ -103,7 +113,7 @@ def _crafted_by(cell: Cell) -> str | None:
     return cell.attack if ATTACKS.build(cell.attack, cell.case.effort()).crafts else None
 
 
-def _together(case: Case, cells: list[Cell]) -> list[list[Cell]]:
+def _together(case: Case, cells: Sequence[Cell]) -> list[list[Cell]]:
     """These cells in batches: one attack, one broadcast, not too many problems."""
     alike: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
@@ -114,6 +124,21 @@ def _together(case: Case, cells: list[Cell]) -> list[list[Cell]]:
         most = max(1, TOGETHER[case.device] // each)
         batches += [same[i : i + most] for i in range(0, len(same), most)]
     return batches
+
+
+def _of_one_kind(batch: Sequence[Answered]) -> list[list[Answered]]:
+    """A batch in parts that its attack keeps apart anyway: each is saved when it is done."""
+    parts: dict[Hashable, list[Answered]] = {}
+    for one in batch:
+        parts.setdefault(_attack_of(one.cell).kind_of(one.exchange.observations[0]), []).append(one)
+    return list(parts.values())
+
+
+def _attack_of(cell: Cell) -> Attack:
+    """The attack of a cell, or what is left of it without the update."""
+    attack = ATTACKS.build(cell.attack, cell.case.effort())
+    alone = attack.prior_only() if cell.prior_only else None
+    return attack if alone is None else alone
 
 
 def assemble(
@@ -139,22 +164,19 @@ def assemble(
 
 
 def _run_together(
-    group: list[Cell], exchanges: list[Exchange], judge: Judge, store: Store, progress: Progress
+    group: Sequence[Answered], judge: Judge, store: Store, progress: Progress
 ) -> Iterator[dict[str, Any]]:
     """Attack the replies of all these cells at once, then score and save cell by cell."""
-    case, first = group[0].case, group[0]
-    attack = ATTACKS.build(first.attack, case.effort())
-    alone = attack.prior_only()
-    chosen = alone if first.prior_only and alone is not None else attack
-    seen = [one for made in exchanges for one in made.observations]
-    each = len(exchanges[0].observations)
+    attack, case = _attack_of(group[0].cell), group[0].cell.case
+    seen = [observation for one in group for observation in one.exchange.observations]
+    each = len(seen) // len(group)
     seeds = [derive(case.seed, "attack", i) for i in range(each)] * len(group)
     started = time.perf_counter()
-    found = chosen(seen, seeds=seeds, progress=progress)
+    found = attack(seen, seeds=seeds, progress=progress)
     seconds = (time.perf_counter() - started) / len(group)
-    for i, (cell, made) in enumerate(zip(group, exchanges, strict=True)):
-        done = _row(cell, made, found[i * each : (i + 1) * each], seconds, judge, store)
-        store.save_row(cell.digest(), done)
+    for i, one in enumerate(group):
+        done = _row(one.cell, one.exchange, found[i * each : (i + 1) * each], seconds, judge, store)
+        store.save_row(one.cell.digest(), done)
         yield done
 
 

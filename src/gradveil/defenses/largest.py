@@ -26,9 +26,18 @@ class LargestOfEach:
         """For each list of counts, a mask of the largest ``values`` [sum of sizes]."""
         if not values.is_cuda:
             return [torch.from_numpy(mask) for mask in self.of_array(values.float().numpy())]
-        if self._sorted is None or self._sorted.part_of.device != values.device:
-            self._sorted = _Sorted(self.sizes, self.counts, values.device)
-        return self._sorted.masks(values)
+        return self._ranked(values.device).masks(values)
+
+    def places(self, values: Tensor) -> list[Tensor]:
+        """For each list of counts, where the largest are: part by part, within a part in any order."""
+        if not values.is_cuda:
+            return [mask.nonzero()[:, 0] for mask in self(values)]
+        return self._ranked(values.device).places(values)
+
+    def _ranked(self, device: torch.device) -> _Sorted:
+        if self._sorted is None or self._sorted.part_of.device != device:
+            self._sorted = _Sorted(self.sizes, self.counts, device)
+        return self._sorted
 
     def of_array(self, values: Array) -> list[Array]:
         """The same for an array of float32. The bits of floats >= 0 are in the order of the floats, NaN the largest."""
@@ -44,10 +53,18 @@ class _Sorted:
         rank = torch.arange(len(part), device=device) - (lengths.cumsum(0) - lengths)[part]
         self.part_of = part << 32
         self.first = [rank < torch.tensor(few, device=device)[part] for few in counts]
+        self.ranks = [first.nonzero()[:, 0] for first in self.first]
 
     def masks(self, values: Tensor) -> list[Tensor]:
-        order = (self.part_of | (0x7FFFFFFF - values.float().view(torch.int32))).argsort()
+        order = self._order(values)
         return [torch.empty_like(first).index_put_((order,), first) for first in self.first]
+
+    def places(self, values: Tensor) -> list[Tensor]:
+        order = self._order(values)
+        return [order[ranks] for ranks in self.ranks]
+
+    def _order(self, values: Tensor) -> Tensor:
+        return (self.part_of | (0x7FFFFFFF - values.float().view(torch.int32))).argsort()
 
 
 def _by_thresholds(values: Array, parts: Sequence[slice], counts: Sequence[Sequence[int]]) -> list[Array]:

@@ -111,6 +111,7 @@ class _Perturbation:
         self.parts, self.noise_parts = dict(zip(self.order, _parts(self.sizes), strict=True)), _parts(noisy)
         self.pruned = 1 - sum(kept) / sum(self.sizes)
         self.choose = LargestOfEach([sum(sizes[name] for name in names) for names in self.groups], kept, noisy)
+        self._noise_layers: Tensor | None = None
         self.replayed = Replayed(self)
 
     def __call__(self, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -120,13 +121,18 @@ class _Perturbation:
         """
         values, weights, noise, *fisher = given
         risk = layer_risks(dict(zip(self.order, torch.split(weights, self.sizes), strict=True)), self.groups).to(values)
-        kept, noisy = self.choose(values.abs())
+        kept, noisy = self.choose.places(values.abs())
         if fisher:
-            _, noisy = self.choose(fisher[0])
-        parts = torch.split(noise, self.noisy)
-        spread = torch.cat([drawn * by for drawn, by in zip(parts, self.scale * risk, strict=True)])
-        added = torch.zeros_like(values).masked_scatter_(noisy, spread)
-        return added.add_(values * kept), risk.mean()
+            _, noisy = self.choose.places(fisher[0])
+        sent = torch.zeros_like(values).index_copy_(0, kept, values[kept])
+        return sent.index_add_(0, noisy, noise * (self.scale * risk)[self._layer_of_noise(noise.device)]), risk.mean()
+
+    def _layer_of_noise(self, device: torch.device) -> Tensor:
+        """Which layer each number of the noise is for; made once, before a graph of the work is captured."""
+        if self._noise_layers is None or self._noise_layers.device != device:
+            layer = torch.arange(len(self.noisy)).repeat_interleave(torch.tensor(self.noisy))
+            self._noise_layers = layer.to(device)
+        return self._noise_layers
 
     def by_torch(
         self, gradient: Params, params: Params, noise: Tensor, fisher: Params | None

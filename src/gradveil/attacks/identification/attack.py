@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,9 +36,8 @@ class Identify(Attack):
     """How often a candidate is looked at where the defense is known to change inputs by chance; 0: take no notice."""
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
 
-    @property
-    def by_defense(self) -> bool:
-        return True
+    def kind_of(self, one: Observation) -> Hashable:
+        return one.defense
 
     def prior_only(self) -> Attack | None:
         return Blindly(candidates=self.candidates)

@@ -42,30 +42,25 @@ class Informed(Attack):
         """The honest model, again and again: only the questions are dishonest."""
         return Crafted(server.module, server.model, server.sent, ()) if len(history) < self.replies else None
 
+    def kind_of(self, one: Observation) -> Hashable:
+        """Problems go together as far as their counter-moves allow, whatever the defenses are."""
+        counter = self._counter(one)
+        return self._estimating().kind_of(one) if counter is None else counter.kind()
+
+    def _estimating(self) -> Matching:
+        return replace(self.matching, aware=True)
+
+    def _counter(self, one: Observation) -> Counter | None:
+        simulated = self.matching.explanation == "simulated"
+        return counter_for(one) if simulated or one.kind == "gradient" else None
+
     def prior_only(self) -> Attack | None:
         return self.matching.prior_only()
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
-        """Problems go together as far as their counter-moves allow, whatever the defenses are."""
-        simulated = self.matching.explanation == "simulated"
-        counters = [counter_for(one) if simulated or one.kind == "gradient" else None for one in seen]
-        alike: dict[Hashable, list[int]] = {}
-        for i, counter in enumerate(counters):
-            alike.setdefault("estimated" if counter is None else counter.kind(), []).append(i)
-        found: dict[int, Reconstruction] = {}
-        for members in alike.values():
-            part, drawn = [seen[i] for i in members], [seeds[i] for i in members]
-            known = [counter for counter in (counters[i] for i in members) if counter is not None]
-            group = self._countered(known, part, drawn, progress) if known else self._estimated(part, drawn, progress)
-            found |= zip(members, group, strict=True)
-        return [found[i] for i in range(len(seen))]
-
-    def _estimated(self, seen: Sequence[Observation], seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
-        return replace(self.matching, aware=True).run(seen, seeds=seeds, progress=progress)
-
-    def _countered(
-        self, counters: Sequence[Counter], seen: Sequence[Observation], seeds: Sequence[int], progress: Progress
-    ) -> list[Reconstruction]:
+        counters = [counter for counter in map(self._counter, seen) if counter is not None]
+        if not counters:
+            return self._estimating().run(seen, seeds=seeds, progress=progress)
         each = Each(counters, seen)
         found = replace(self.matching, counter=each).run(each.left, seeds=seeds, progress=progress)
         return [counter.revealed(one, own) for counter, one, own in zip(counters, found, seen, strict=True)]
