@@ -234,9 +234,7 @@ def _memory_of_each(way: Batched, unknowns: Params, given: Given, precision: Pre
             way(_at(unknowns, slice(few)), _at(given, slice(few)))
     except (RuntimeError, NotImplementedError):
         return sys.maxsize  # what fails here fails again when timed, and is left out there
-    taken = torch.cuda.max_memory_allocated() - before
-    torch.cuda.empty_cache()  # what only waits to be used again is free too
-    return max(1, taken // few)
+    return max(1, (torch.cuda.max_memory_allocated() - before) // few)
 
 
 def _planned(choice: Choice, unknowns: Params, precision: Precision) -> Plan:
@@ -244,6 +242,7 @@ def _planned(choice: Choice, unknowns: Params, precision: Precision) -> Plan:
     if choice.way.startswith("loop"):
         return Plan(choice.way, 1, False, precision)
     if _on_gpu(unknowns):
+        torch.cuda.empty_cache()  # what only waits to be used again is free too
         memory, _ = torch.cuda.mem_get_info()
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
