@@ -83,7 +83,6 @@ def test_a_layer_with_a_term_of_its_own_in_the_loss_is_covered(size: int) -> Non
     [
         ("ig:tv=0.1", "none"),
         ("gi", "none"),
-        ("ig:aware=true", "none"),
         ("ig:aware=true", "clip:bound=0.5"),
         ("ig:aware=true", "noise:sigma=0.01"),
     ],
