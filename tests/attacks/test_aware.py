@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
@@ -59,9 +60,7 @@ def test_the_true_update_is_treated_as_the_defense_did() -> None:
         seen = observed(batches, defense=defense)
         known = estimated(seen)
         for i, one in enumerate(seen):
-            given = {
-                "reply": one.reply, "bound": known["bound"][i], "cut": {k: v[i] for k, v in known["cut"].items()}
-            }  # fmt: skip
+            given = {"reply": one.reply, **tree_map(lambda tensor, i=i: tensor[i], known)}
             for name, tensor in as_defended(bare[i].reply, given).items():
                 torch.testing.assert_close(tensor, one.reply[name], msg=f"{defense} {name}")
 
