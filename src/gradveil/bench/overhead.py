@@ -8,6 +8,7 @@ entry of the representation, GradDefense with one second-order pass for each par
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -33,6 +34,8 @@ STANDARD_DEFENSES = (
 )  # fmt: skip
 EPOCH = 10
 """Local steps of the epoch over which OUTPOST is measured: its share of perturbed steps falls from step to step."""
+FEWEST_ROUNDS, LONGEST = 5, 30
+"""Where a round takes long, comparisons end after so many rounds and seconds."""
 SAMPLED = 16
 """Entries or layers of which the slow ways are timed; the rest is multiplied up."""
 
@@ -188,5 +191,7 @@ def _compared(one: Callable[[], object], other: Callable[[], object], device: st
     too, and where only one of the two meets such a moment the ratio is off by a tenth.
     """
     one(), other()
-    took = [(seconds(one, device), seconds(other, device)) for _ in range(rounds)]
+    started, took = time.perf_counter(), [(seconds(one, device), seconds(other, device))]
+    while len(took) < rounds and (len(took) < FEWEST_ROUNDS or time.perf_counter() - started < LONGEST):
+        took.append((seconds(one, device), seconds(other, device)))
     return [1e3 * median(a for a, _ in took), 1e3 * median(b for _, b in took), median(b / a for a, b in took)]
