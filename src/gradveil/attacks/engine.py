@@ -105,7 +105,10 @@ def plan_for(
     if not admitted:
         raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
-    choice = _kept(key, admitted) or _fastest({way: ways[way] for way in admitted}, unknowns, given, precision)
+    kept = _kept(key, admitted)
+    if kept is not None:
+        return _planned(kept, unknowns, precision)
+    choice = _fastest({way: ways[way] for way in admitted}, unknowns, given, precision)
     if choice is None:
         hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
         raise GradveilError(f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}")

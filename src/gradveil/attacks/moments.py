@@ -73,9 +73,9 @@ def _slim(call: Call, slope: Tensor, problems: int, observed: Params) -> dict[st
     assert call.inputs is not None
     d, x = rules.FACTORS[type(call.layer)](call.layer, call.inputs, slope, problems)
     names = call.parameters
-    product = (d * (observed[names["weight"]].flatten(2) @ x)).sum(dim=(1, 2))
-    square = ((d.transpose(1, 2) @ d) * (x.transpose(1, 2) @ x)).sum(dim=(1, 2))
     weight = observed[names["weight"]]
+    product = (d * (weight.flatten(2) @ x)).sum(dim=(1, 2))
+    square = ((d.transpose(1, 2) @ d) * (x.transpose(1, 2) @ x)).sum(dim=(1, 2))
     found = {names["weight"]: Moments(product, square, _square(weight))}
     return found if "bias" not in names else {**found, names["bias"]: _between(d.sum(dim=2), observed[names["bias"]])}
 

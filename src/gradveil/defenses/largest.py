@@ -14,12 +14,17 @@ Array = np.ndarray[Any, Any]
 _WORTH_A_HISTOGRAM = 2**13
 
 
+def parts_of(sizes: Sequence[int]) -> list[slice]:
+    """Where stretches of these sizes lie side by side."""
+    return [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+
 class LargestOfEach:
     """Picks from parts of a vector that lie side by side, such as layers: from each as many as each list says."""
 
     def __init__(self, sizes: Sequence[int], *counts: Sequence[int]) -> None:
         self.sizes, self.counts = list(sizes), counts
-        self.parts = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        self.parts = parts_of(sizes)
         self._sorted: _Sorted | None = None
 
     def __call__(self, values: Tensor) -> list[Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ from gradveil.core.graphs import Replayed
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
-from gradveil.defenses.largest import Array, LargestOfEach
+from gradveil.defenses.largest import Array, LargestOfEach, parts_of
 from gradveil.defenses.registry import DEFENSES
 
 CHANCES = 64
@@ -108,7 +107,7 @@ class _Perturbation:
         self.sizes = [sizes[name] for name in self.order]
         self.weights = [_weights(names) for names in self.groups]
         self.noisy, self.draws = noisy, sum(noisy)
-        self.parts, self.noise_parts = dict(zip(self.order, _parts(self.sizes), strict=True)), _parts(noisy)
+        self.parts, self.noise_parts = dict(zip(self.order, parts_of(self.sizes), strict=True)), parts_of(noisy)
         self.pruned = 1 - sum(kept) / sum(self.sizes)
         self.choose = LargestOfEach([sum(sizes[name] for name in names) for names in self.groups], kept, noisy)
         self._noise_layers: Tensor | None = None
@@ -190,11 +189,6 @@ def layer_risks(params: Params, groups: list[list[str]]) -> Tensor:
 def _weights(names: list[str]) -> list[str]:
     """Those of a layer whose spread is its risk: its biases only where it has nothing else."""
     return [name for name in names if not name.endswith("bias")] or names
-
-
-def _parts(sizes: Sequence[int]) -> list[slice]:
-    """Where stretches of these sizes lie side by side."""
-    return [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _variance(arrays: list[Array]) -> float:
