@@ -118,6 +118,17 @@ def test_it_maps_over_codes_and_over_weights(model: Generator) -> None:
     assert (together[1] - drawn(state, z[1], wanted[1])).abs().mean() > 1e-4, "other weights draw another image"
 
 
+def test_slopes_of_many_problems_come_together(model: Generator) -> None:
+    z, labels = draws(model, 3)
+    wanted = torch.zeros(3) if labels is None else labels
+
+    def brightness(code: Tensor, label: Tensor) -> Tensor:
+        return model.decode(code[None], None if labels is None else label[None]).square().sum()
+
+    apart = torch.stack([grad(brightness)(code, label) for code, label in zip(z, wanted, strict=True)])
+    torch.testing.assert_close(vmap(grad(brightness))(z, wanted), apart)
+
+
 def test_derivatives_forwards_and_backwards_agree(model: Generator) -> None:
     z, labels = draws(model, 2)
     along, against = torch.randn_like(z), torch.randn(2, *model.shape, dtype=z.dtype)

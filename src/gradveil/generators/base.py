@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
 
@@ -77,7 +76,10 @@ class Generator(nn.Module, ABC):
             return None  # a label that the generator cannot use is no mistake: the attack found it anyway
         if labels is None:
             return torch.full((count, self.classes), 1 / self.classes, device=like.device, dtype=like.dtype)
-        return F.one_hot(labels, self.classes).to(like.dtype) if labels.dim() == 1 else labels
+        if labels.dim() > 1:
+            return labels
+        # torch's one_hot looks at the labels' values, and so cannot draw for many problems at once
+        return (labels.unsqueeze(-1) == torch.arange(self.classes, device=like.device)).to(like.dtype)
 
     def _place(self, name: str) -> int:
         if name not in self.stages:
