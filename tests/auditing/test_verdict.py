@@ -127,26 +127,69 @@ def test_a_grade_takes_chance_off() -> None:
     assert privacy_grade({"identified_interval": None, "gallery": None}) is None
 
 
-def test_the_worst_attack_makes_the_verdict() -> None:
-    def row(attack: str, identified: float, psnr: float) -> dict[str, Any]:
-        interval = list(wilson(round(4 * identified), 4))
-        return {
-            "defense": "none",
-            "attack": attack,
-            "prior_of": None,
-            "threat": "D+labels",
-            "identified": identified,
-            "identified_interval": interval,
-            "psnr": psnr,
-            "images": 4,
-            "gallery": 10,
-            "flags": [attack],
-        }
+def row(attack: str, identified: float | None, psnr: float = 10.0, **more: Any) -> dict[str, Any]:
+    """What a verdict reads of one attack on four images without a defense."""
+    return {
+        "defense": "none",
+        "attack": attack,
+        "prior_of": None,
+        "threat": "D+labels",
+        "identified": identified,
+        "identified_interval": None if identified is None else list(wilson(round(4 * identified), 4)),
+        "psnr": psnr,
+        "images": 4,
+        "gallery": 10,
+        "flags": [attack],
+        **more,
+    }
 
+
+def choice(attack: str, identified: float) -> dict[str, Any]:
+    """The same of an attack that chooses among candidates."""
+    return row(attack, identified, 100.0, candidates=50, ranked_first=identified)
+
+
+def test_the_worst_attack_makes_the_verdict() -> None:
     (verdict,) = verdicts([row("ig", 0.5, 20.0), row("gi", 0.75, 12.0), row("idlg", 0.75, 13.0)])
     assert (verdict["attack"], verdict["flags"], verdict["cost"]) == ("idlg", ["idlg"], None)
     assert verdict["adversary"] == "data-enhanced eavesdropper, labels"
     assert verdict["identified_interval"] == list(wilson(3, 4))
+
+
+def test_a_verdict_by_choice_says_what_was_rebuilt() -> None:
+    alone = row("prior-only", 0.25) | {"prior_of": "gi"}
+    rows = [choice("identify", 1.0), choice("fingerprint", 0.75), row("ig", 0.5, 12.0), row("gi", 0.5, 13.0), alone]
+    (verdict,) = verdicts(rows)
+    assert (verdict["attack"], verdict["grade"], verdict["identified"]) == ("identify", "F", 1.0)
+    assert verdict["rebuilt"] == {
+        "attack": "gi",
+        "identified": 0.5,
+        "identified_interval": list(wilson(2, 4)),
+        "prior_only_identified": 0.25,
+    }
+    others = [{**one, "defense": "clip"} for one in rows[:2]]
+    assert [one["rebuilt"] for one in verdicts([*rows, *others])] == [verdict["rebuilt"], None], "each defense its own"
+
+
+def test_candidates_of_the_attacks_own_are_candidates_too() -> None:
+    """Such a row has no rank of the private images, which need not be on that list."""
+    (verdict,) = verdicts([row("identify:candidates=mnist-samples", 0.75), row("ig", 0.25)])
+    assert verdict["rebuilt"]["attack"] == "ig"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row("ig", 0.5), choice("identify", 0.25)],
+        [choice("identify", 1.0), choice("fingerprint", 0.5)],
+        [choice("identify", 1.0), row("ig", None)],
+        [row("ig", None), row("gi", None)],
+    ],
+    ids=["the worst itself rebuilds", "only choices", "not scored", "nothing scored"],
+)
+def test_nothing_is_said_of_rebuilding_where_there_is_nothing_more_to_say(rows: list[dict[str, Any]]) -> None:
+    (verdict,) = verdicts(rows)
+    assert verdict["rebuilt"] is None
 
 
 def test_trainings_that_cannot_be_compared_are_refused(train: Callable[..., str]) -> None:
@@ -201,28 +244,15 @@ def test_junit_survives_odd_names_and_skips_what_was_not_scored(tmp_path: Path) 
 
 
 def test_an_attack_that_ranks_is_said_to_rank() -> None:
-    row = {
-        "defense": "clip",
-        "attack": "identify",
-        "prior_of": None,
-        "threat": "D",
-        "identified": 0.75,
-        "identified_interval": list(wilson(3, 4)),
-        "psnr": 20.0,
-        "images": 4,
-        "gallery": 10,
-        "candidates": 50,
-        "ranked_first": 0.75,
-        "flags": [],
-    }
-    alone = {**row, "attack": "prior-only", "prior_of": "identify", "identified": 0.25, "ranked_first": 0.0}
-    (verdict,) = verdicts([row, alone])
+    ranks = choice("identify", 0.75) | {"defense": "clip"}
+    alone = {**ranks, "attack": "prior-only", "prior_of": "identify", "identified": 0.25, "ranked_first": 0.0}
+    (verdict,) = verdicts([ranks, alone])
     assert verdict["sentence"] == (
         "Under clip, 3 of 4 private images were ranked first among 50 candidates by identify, "
         "and 0 of 4 without the update."
     )
     assert (verdict["candidates"], verdict["ranked_first"]) == (50, 0.75)
-    (lookalike,) = verdicts([{**row, "ranked_first": 0.5}])
+    (lookalike,) = verdicts([{**ranks, "ranked_first": 0.5}])
     assert lookalike["sentence"] == (
         "Under clip, 2 of 4 private images were ranked first among 50 candidates by identify. "
         "The pictures it chose pick 3 of 4 out of 10."

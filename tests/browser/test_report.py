@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from browser.visits import Open
 from gradveil.report import render
@@ -141,6 +145,28 @@ def test_all_text_is_legible(visit: Open, wide_report: Path, theme: str) -> None
     assert light == (theme == "light")
 
 
+def test_a_picture_looks_the_same_wherever_it_is_shown(visit: Open, wide_report: Path) -> None:
+    """It is held once and drawn again elsewhere, each pixel of it as a square of three."""
+    page = visit(wide_report).page
+    held = page.locator("image#picture-1")
+    address = held.get_attribute("href") or ""
+    exact = np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB"))
+    shown = [page.locator("svg.picture", has=held), *page.locator("svg.picture:has(use[href='#picture-1'])").all()]
+    assert len(shown) == 5, "the truth in each table"
+    for one in shown:
+        seen = np.asarray(Image.open(io.BytesIO(one.screenshot())).convert("RGB"))
+        assert np.array_equal(seen[1:96:3, 1:96:3], exact), "in the middle of each square"
+
+
+def test_long_titles_of_tables_are_seen_whole(visit: Open, tmp_path: Path) -> None:
+    """A title is as wide as its table, which scrolls: on a narrow page it wraps before the edge."""
+    page = visit(render(write_full_audit(tmp_path)), width=400).page
+    for caption in page.locator("table.pictures caption").all():
+        box = caption.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 400
+
+
 def test_has_landmarks_and_named_tables(visit: Open, report: Path) -> None:
     page = visit(report).page
     for role in ("banner", "navigation", "main", "contentinfo"):
@@ -171,7 +197,7 @@ def test_prints_on_paper(visit: Open, wide_report: Path) -> None:
 def test_paper_has_every_picture(visit: Open, wide_report: Path) -> None:
     """Also those that were never in view, and so not decoded."""
     seen = visit(wide_report, width=720)
-    distinct = seen.page.evaluate("new Set([...document.images].map((image) => image.src)).size")
+    distinct = seen.page.locator("img, image").count()
     paper = seen.page.pdf(format="A4")
     assert paper.startswith(b"%PDF")
     assert len(re.findall(rb"/Subtype\s*/Image", paper)) >= distinct > 100

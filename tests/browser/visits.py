@@ -11,13 +11,25 @@ from playwright.sync_api import ConsoleMessage, Dialog, Page, Request, Route
 
 SHOTS = Path(__file__).with_name("shots")
 
-# Pictures out of view are not decoded yet; who asks for their size wants them now.
+# Pictures out of view are not decoded yet; who asks for their size wants them now. Those that the page shows more than
+# once are drawings of a shared one.
 SIZES = """
-() => Promise.all([...document.images].map(async (image) => {
-  image.loading = "eager";
-  await image.decode();
-  return [image.naturalWidth, image.naturalHeight];
-}))
+() => {
+  const held = (drawing) => {
+    const use = drawing.querySelector("use");
+    return use ? document.querySelector(use.getAttribute("href")) : drawing.querySelector("image");
+  };
+  const imageOf = (shown) => {
+    if (shown instanceof HTMLImageElement) return shown;
+    return Object.assign(new Image(), { src: held(shown).getAttribute("href") });
+  };
+  return Promise.all([...document.querySelectorAll("img, svg.picture")].map(async (shown) => {
+    const image = imageOf(shown);
+    image.loading = "eager";
+    await image.decode();
+    return [image.naturalWidth, image.naturalHeight];
+  }));
+}
 """
 
 

@@ -169,6 +169,15 @@ def test_the_benchmark_prints_one_json_object() -> None:
     assert said["ratio"] == pytest.approx(said["problem_steps_per_s"] / said["baseline_problem_steps_per_s"], rel=0.02)
 
 
+def test_a_verdict_by_choice_says_what_was_rebuilt(tmp_path: Path) -> None:
+    case = ["--data", "mnist-samples", "--model", "mlp", "--images", "2", "--threat", "D", "--defense", "censor"]
+    done = gradveil("audit", *case, "--attack", "analytic", "--attack", "identify", "--out", str(tmp_path / "a"))
+    assert done.returncode == 0, done.stderr
+    (verdict,) = json.loads((tmp_path / "a" / "audit.json").read_text())["verdicts"]
+    share = f"{verdict['rebuilt']['identified']:.0%}"
+    assert f"  Without candidates, {share} were identified by what analytic rebuilt.\n" in done.stdout
+
+
 def test_junit_and_costs_on_the_command_line(tmp_path: Path) -> None:
     training = ["train", "--data", "mnist-samples", "--clients", "2", "--rounds", "1", "--batch-size", "8"]
     for defense in ("none", "clip:bound=0.1"):

@@ -23,6 +23,19 @@ class Outline(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += data
 
+    def pictures(self) -> list[dict[str, str | None]]:
+        """Every picture as ``src`` and ``alt``: those shown once are images, the others share one."""
+        held = {one.get("id"): one["href"] for one in self.all("image")}
+        found = []
+        for at, (tag, attributes) in enumerate(self.tags):
+            if tag == "img":
+                found.append(attributes)
+            elif tag == "svg" and attributes.get("class") == "picture":
+                _, inside = self.tags[at + 1]
+                href = inside["href"] or ""
+                found.append({"src": held.get(href[1:], href), "alt": attributes["aria-label"]})
+        return found
+
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
 

@@ -92,6 +92,8 @@ def write_full_audit(folder: Path) -> Path:
         elif row["prior_of"] is None:
             links = [] if row["defense"] == "none" else row["defense"].split("+")
             row["counter_moves"] = {link: None if link == "censor" else f"It answers {link}." for link in links}
+    for verdict in audit["verdicts"][1:]:
+        verdict |= _by_choice(*(row for row in audit["rows"] if row["defense"] == verdict["defense"]))
     lost = dict(zip(defenses, (None, 0.02, 0.31, None), strict=True))
     for verdict in audit["verdicts"]:
         if (points := lost[verdict["defense"]]) is not None:
@@ -99,6 +101,13 @@ def write_full_audit(folder: Path) -> Path:
             verdict["cost"] = cost | {"sentence": "It costs."}
     edit_audit(folder, **audit)
     return folder
+
+
+def _by_choice(informed: dict[str, Any], identify: dict[str, Any], *_: Any) -> dict[str, Any]:
+    """What a verdict holds besides where its worst attack chooses among candidates."""
+    rebuilt = {key: informed[key] for key in ("attack", "identified", "identified_interval")}
+    ranks = {key: identify[key] for key in ("attack", "candidates", "ranked_first")}
+    return ranks | {"rebuilt": rebuilt | {"prior_only_identified": 0.0}}
 
 
 def edit_audit(folder: Path, **changes: Any) -> dict[str, Any]:

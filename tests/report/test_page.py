@@ -58,7 +58,7 @@ def test_refers_to_nothing_outside_itself(folder: Path) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_are_exact(tmp_path: Path, channels: int) -> None:
     folder = write_audit(tmp_path, channels=channels)
-    images = outline(folder).all("img")
+    images = outline(folder).pictures()
     files = ["truth.safetensors", *(row["files"]["reconstruction"] for row in edit_audit(folder)["rows"])]
     truth, none, noise, prior = (load_file(folder / file)["inputs"] for file in files)
     expected = np.concatenate([truth, none, noise, prior]).transpose(0, 2, 3, 1)
@@ -70,18 +70,18 @@ def test_pictures_stand_under_the_image_they_were_matched_to(folder: Path) -> No
     """An attack on a batch returns it in any order; the scores name the picture that each private image was given."""
     row = edit_audit(folder)["rows"][0]
     stored = load_file(folder / row["files"]["reconstruction"])["inputs"]
-    usual = [image["src"] for image in outline(folder).all("img")]
+    usual = [image["src"] for image in outline(folder).pictures()]
     save_pictures(folder / row["files"]["reconstruction"], "reconstruction", stored[::-1].copy())
-    assert [image["src"] for image in outline(folder).all("img")] != usual
+    assert [image["src"] for image in outline(folder).pictures()] != usual
     audit = edit_audit(folder)
     for at, image in enumerate(audit["rows"][0]["per_image"]):
         image["picture"] = 3 - at
     edit_audit(folder, **audit)
-    assert [image["src"] for image in outline(folder).all("img")] == usual
+    assert [image["src"] for image in outline(folder).pictures()] == usual
 
 
 def test_every_picture_has_its_own_description(folder: Path) -> None:
-    descriptions = [image["alt"] for image in outline(folder).all("img")]
+    descriptions = [image["alt"] for image in outline(folder).pictures()]
     assert len(descriptions) == 4 * 4
     assert all(descriptions)
     assert len(set(descriptions)) == len(descriptions)
@@ -93,7 +93,22 @@ def test_several_attacks_get_a_table_for_each_defense(tmp_path: Path) -> None:
     captions = "Every defense under its worst attack", "No defense: every attack", "Every search without the update"
     assert all(caption in page.text for caption in captions)
     rows = (1 + 2 + 1) + 2 * (1 + 2 + 1) + (1 + 2)
-    assert len(page.all("img")) == 2 * rows
+    assert len(page.pictures()) == 2 * rows
+
+
+def test_a_picture_that_is_shown_often_is_held_once(tmp_path: Path) -> None:
+    folder = write_audit(tmp_path, attacks=["ig", "dlg"], images=2)
+    page = outline(folder)
+    files = {row["files"]["reconstruction"] for row in edit_audit(folder)["rows"]}
+    distinct = 2 * (1 + len(files))
+    assert render(folder).read_text().count("data:image/png") == distinct == len({p["src"] for p in page.pictures()})
+    names = [image["id"] for image in page.all("image")]
+    assert len(set(names)) == len(names) > 0
+    assert {use["href"] for use in page.all("use")} == {f"#{name}" for name in names}
+    truth = np.rint(load_file(folder / "truth.safetensors")["inputs"][0].transpose(1, 2, 0) * 255)
+    again = [one for one in page.pictures() if one["alt"] == "Private image 100, label 0"]
+    assert len(again) == 4, "in each table"
+    assert all(np.array_equal(pixels(one["src"]), truth) for one in again)
 
 
 def test_says_the_verdict_first_and_in_words(folder: Path) -> None:
@@ -162,6 +177,35 @@ def test_a_verdict_by_ranks_shows_them(tmp_path: Path) -> None:
     text = outline(folder).text
     assert "75% among 250 candidates" in text
     assert "the one it ranked first counts as its picture" in " ".join(text.split())
+
+
+def test_a_verdict_by_choice_says_what_was_rebuilt(tmp_path: Path) -> None:
+    folder = write_full_audit(tmp_path)
+    page = outline(folder)
+    text = " ".join(page.text.split())
+    rebuilt = [verdict["rebuilt"] for verdict in edit_audit(folder)["verdicts"] if verdict.get("rebuilt")]
+    assert len(rebuilt) == 3
+    for one in rebuilt:
+        assert f"Without candidates{100 * one['identified']:.0f}% by informed" in text
+    assert "they have to rebuild the image from the update" in text
+    assert "Pictures rebuilt without a list of candidates were enough for that in" in text
+    assert "noise:sigma=0.1under identify, its choice among 100 candidates" in text
+    assert "identifyagainst noise:sigma=0.1, its choice among 100 candidates" in text
+    assert "Chanceprior only (identify), its choice among 100 candidates" in text
+    table = text.partition("Every defense under the worst attack without candidates")[2].partition("every attack")[0]
+    assert table.count("under informed") == 4, "also of the defense whose worst attack rebuilds"
+    assert "identify" not in table
+
+
+def test_an_older_verdict_by_choice_is_still_shown(tmp_path: Path) -> None:
+    folder = write_full_audit(tmp_path)
+    verdicts = edit_audit(folder)["verdicts"]
+    for verdict in verdicts:
+        verdict.pop("rebuilt", None)
+    edit_audit(folder, verdicts=verdicts)
+    text = outline(folder).text
+    assert "ithout candidates" not in text
+    assert "its choice among 100 candidates" in text
 
 
 def test_says_what_an_informed_attacker_does(tmp_path: Path) -> None:
@@ -248,4 +292,4 @@ def test_many_images_are_cut_to_what_can_be_read(tmp_path: Path) -> None:
     folder = write_audit(tmp_path, defenses=["none"], images=30)
     page = outline(folder)
     assert "The first 24 images are shown; 6 more are in the audit folder." in page.text
-    assert len(page.all("img")) == 3 * 24
+    assert len(page.pictures()) == 3 * 24

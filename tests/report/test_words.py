@@ -6,6 +6,7 @@ import doctest
 import importlib
 import json
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,18 @@ import gradveil.report
 from gradveil.report import words
 from gradveil.report.fields import Fields
 from gradveil.report.folder import load
-from gradveil.report.records import Row, Verdict
+from gradveil.report.records import Rebuilt, Row, Verdict
 from report.saved_audit import write_audit
 
 
 def verdict(defense: str, share: float | None, low: float, chance: float | None = 0.0) -> Verdict:
     return Verdict(defense, "ig", "C", share, (low, 1.0), chance, 4, "")
+
+
+def chosen(defense: str, rebuilt: float | None, low: float = 0.0) -> Verdict:
+    """All identified by choice; besides, this share of rebuilt images, or nothing known of it."""
+    found = None if rebuilt is None else Rebuilt("ig", rebuilt, (low, 1.0), 0.0)
+    return replace(verdict(defense, 1.0, 0.5), ranked_first=1.0, rebuilt=found)
 
 
 @pytest.fixture
@@ -51,6 +58,12 @@ def test_above_chance_needs_the_whole_interval() -> None:
         ([verdict("a", 0.1, 0.0), verdict("b", 0.2, 0.0)], "identified with b; at best, 10% with a."),
         ([verdict("a", 0.0, 0.0), verdict("b", 0.2, 0.0), verdict("c", 0.0, 0.0)], "at best, 0% with a and 1 more."),
         ([verdict("none", 1.0, 0.5), verdict("b", 1.0, 0.5)], "than chance explains. It was 100% in every setting."),
+        ([chosen("a", 0.5, 0.1)], "than chance explains. Without a list of candidates it was 50%."),
+        ([chosen("a", 0.5, 0.1), chosen("b", 0.0)], "without a list of candidates were enough for that in 1 of 2. It"),
+        ([chosen("a", 0.5, 0.1), verdict("b", 1.0, 0.5)], "were enough for that in 2 of 2."),
+        ([chosen("a", 0.0), chosen("b", 0.0)], "were enough for that in 0 of 2."),
+        ([chosen("a", 0.5, 0.1), chosen("b", None)], "were enough for that in 1 of 1."),
+        ([chosen("a", None), verdict("b", 0.5, 0.1)], "than chance explains. At worst, 100%"),
         ([verdict("a", None, 0.0)], "has no verdict"),
         ([verdict("a", 0.5, 0.1, chance=None)], "chance was not measured"),
         ([], "has no verdict"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.auditing.costs import Cost
 from gradveil.auditing.flags import PRIOR_ONLY, Row, prior_of
-from gradveil.threat import threat_model
+from gradveil.threat import Knowledge, threat_model
 
 GRADES = {
     "privacy": {"A": 0.1, "B": 0.25, "C": 0.5, "D": 0.75},
@@ -23,7 +24,8 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> li
     attacks = [row for row in rows if row["attack"] != PRIOR_ONLY]
     found: list[dict[str, Any]] = []
     for defense in dict.fromkeys(row["defense"] for row in attacks):
-        worst = max((row for row in attacks if row["defense"] == defense), key=_leakage)
+        own = [row for row in attacks if row["defense"] == defense]
+        worst = max(own, key=_leakage)
         alone = prior_of(worst, rows)
         found.append(
             {
@@ -38,12 +40,41 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> li
                 "images": worst["images"],
                 "gallery": worst["gallery"],
                 **{key: worst[key] for key in ("candidates", "ranked_first", "round") if key in worst},
+                "rebuilt": _rebuilt(worst, own, rows),
                 "flags": worst["flags"],
                 "sentence": _sentence(worst, alone),
                 "cost": _cost((costs or {}).get(defense)),
             }
         )
     return found
+
+
+def worst_of(rows: Sequence[Row]) -> Row | None:
+    """The row that leaks most, among equals the one of the higher PSNR; None where none was scored."""
+    return max((row for row in rows if row["identified"] is not None), key=_leakage, default=None)
+
+
+def without_candidates(rows: Sequence[Row]) -> list[Row]:
+    """The rows of attacks that hold no list to choose from, and so have to rebuild the private images."""
+    return [row for row in rows if not _chooses(row)]
+
+
+def _chooses(row: Row) -> bool:
+    return Knowledge.CANDIDATES in ATTACKS.build(row["attack"], BUDGETS["quick"]).requires
+
+
+def _rebuilt(worst: Row, own: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any] | None:
+    """The worst without candidates, where the worst of all is a choice among them; it would say the same twice else."""
+    found = worst_of(without_candidates(own)) if _chooses(worst) else None
+    if found is None:
+        return None
+    alone = prior_of(found, rows)
+    return {
+        "attack": found["attack"],
+        "identified": found["identified"],
+        "identified_interval": found["identified_interval"],
+        "prior_only_identified": None if alone is None else alone["identified"],
+    }
 
 
 def privacy_grade(row: Row) -> str | None:

@@ -199,6 +199,10 @@ def _print_summary(result: dict[str, Any], page: Path) -> None:
 def _print_verdict(verdict: dict[str, Any]) -> None:
     grade = "not graded" if verdict["grade"] is None else f"grade {verdict['grade']}"
     _out.print(f"{verdict['sentence']} ({grade})", highlight=False, markup=False)
+    if verdict["rebuilt"] is not None:
+        share, attack = verdict["rebuilt"]["identified"], verdict["rebuilt"]["attack"].partition(":")[0]
+        said = f"  Without candidates, {share:.0%} were identified by what {attack} rebuilt."
+        _out.print(said, highlight=False, markup=False)
     if verdict["cost"] is not None:
         _out.print(f"  {verdict['cost']['sentence']} (grade {verdict['cost']['grade']})", highlight=False, markup=False)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gradveil.core.errors import BadFileError
 from gradveil.report.fields import Fields, number_or_none
 from gradveil.report.measures import MEASURES
-from gradveil.report.records import Audit, Cost, ImageScore, Meaning, Row, Trace, Verdict
+from gradveil.report.records import Audit, Cost, ImageScore, Meaning, Rebuilt, Row, Trace, Verdict
 
 VERSION = 1
 LARGEST_JSON = 256 * 2**20
@@ -121,19 +121,20 @@ def _trace(fields: Fields) -> Trace:
     return Trace(known, lines)
 
 
-def _chance(fields: Fields) -> float | None:
-    alone, gallery = fields.number("prior_only_identified"), _whole(fields, "gallery")
+def _chance(fields: Fields, gallery: int | None) -> float | None:
+    alone = fields.number("prior_only_identified")
     return alone if alone is None or not gallery else max(alone, 1 / gallery)
 
 
 def _verdict(fields: Fields) -> Verdict:
+    gallery = _whole(fields, "gallery")
     return Verdict(
         defense=fields.text("defense"),
         attack=fields.optional_text("attack"),
         threat=fields.optional_text("threat"),
         identified=fields.number("identified"),
         interval=fields.interval("identified_interval"),
-        chance=_chance(fields),
+        chance=_chance(fields, gallery),
         images=_whole(fields, "images"),
         sentence=fields.optional_text("sentence") or "",
         grade=fields.optional_text("grade"),
@@ -141,6 +142,16 @@ def _verdict(fields: Fields) -> Verdict:
         cost=None if fields.raw.get("cost") is None else _cost(fields.object("cost")),
         candidates=_whole(fields, "candidates"),
         ranked_first=fields.number("ranked_first"),
+        rebuilt=None if fields.raw.get("rebuilt") is None else _rebuilt(fields.object("rebuilt"), gallery),
+    )
+
+
+def _rebuilt(fields: Fields, gallery: int | None) -> Rebuilt:
+    return Rebuilt(
+        attack=fields.text("attack"),
+        identified=fields.number("identified"),
+        interval=fields.interval("identified_interval"),
+        chance=_chance(fields, gallery),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gradveil.core.errors import BadFileError
 from gradveil.report import pictures, words
@@ -21,9 +22,12 @@ class Cell:
     """One picture. ``identified`` is None for the truth, which is not judged."""
 
     source: str
+    """The picture itself; empty where the page held it before."""
     alt: str
     scores: tuple[str, ...] = ()
     identified: bool | None = None
+    name: str = ""
+    """What the page calls it, where it shows it more than once."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,14 @@ class Gallery:
     pixelated: bool
 
 
+class Planned(NamedTuple):
+    """A table before its pictures. ``by_attack``: it is about one defense, so the attack is what tells rows apart."""
+
+    title: str
+    rows: list[Row]
+    by_attack: bool = False
+
+
 def build(audit: Audit) -> Gallery:
     """Lay out the tables, then encode every picture file once, within the page's budget."""
     _check_same_images(audit)
@@ -76,13 +88,12 @@ def build(audit: Audit) -> Gallery:
         return pictures.read(audit.path(name), "reconstruction", picked=order[name])
 
     high, wide = read_one(truth).shape[1:3]
-    uses = Counter(row.reconstruction for _, rows in plan for row in rows)
-    uses[truth] += len(plan)
-    encoded, rung = pictures.encode_all(uses, read_one, side=max(high, wide))
+    names = [truth, *dict.fromkeys(row.reconstruction for table in plan for row in table.rows)]
+    encoded, rung = pictures.encode_all(names, read_one, side=max(high, wide))
     first = _truth_strip(columns, encoded[truth])
     tables = tuple(
-        Table(title, heads, (first, *(_strip(row, encoded[row.reconstruction], by_attack=number > 0) for row in rows)))
-        for number, (title, rows) in enumerate(plan)
+        Table(title, heads, (first, *(_strip(row, encoded[row.reconstruction], by_attack=by_attack) for row in rows)))
+        for title, rows, by_attack in plan
     )
     return hung(tables, rung, (wide, high), shown=len(columns), left_out=len(listed) - len(columns))
 
@@ -93,14 +104,36 @@ def hung(
     """These tables with pictures as large as their number allows."""
     width, height = shown_size(*size, near=FEW_SIDE if shown <= FEW else MANY_SIDE)
     pixelated = max(size) <= LARGEST_SIDE // 2
-    return Gallery(tables, shown, left_out, loss=rung.words(), width=width, height=height, pixelated=pixelated)
+    once = _each_held_once(tables)
+    return Gallery(once, shown, left_out, loss=rung.words(), width=width, height=height, pixelated=pixelated)
 
 
-def layout(audit: Audit) -> list[tuple[str, list[Row]]]:
-    """Titles and rows of the tables, each with chance last.
+def _each_held_once(tables: tuple[Table, ...]) -> tuple[Table, ...]:
+    """The same tables, where a picture that was shown before is only named."""
+    times = Counter(cell.source for table in tables for strip in table.strips for cell in strip.cells)
+    repeated = (source for source, count in times.items() if count > 1)
+    names = {source: f"picture-{number}" for number, source in enumerate(repeated, start=1)}
+    held: set[str] = set()
 
-    First every defense under its worst attack. Where there are several attacks, then all of them for each defense,
-    and at the end what each search draws without the update.
+    def named(cell: Cell) -> Cell:
+        if cell.source not in names:
+            return cell
+        source = "" if cell.source in held else cell.source
+        held.add(cell.source)
+        return replace(cell, source=source, name=names[cell.source])
+
+    def once(strip: Strip) -> Strip:
+        return replace(strip, cells=tuple(map(named, strip.cells)))
+
+    return tuple(replace(table, strips=tuple(map(once, table.strips))) for table in tables)
+
+
+def layout(audit: Audit) -> list[Planned]:
+    """The tables, each with chance last.
+
+    First every defense under its worst attack, and where that chooses among candidates, under the worst that does not.
+    Where there are several attacks, then all of them for each defense, and at the end what each search draws without
+    the update.
     """
     attacks: dict[str, list[Row]] = {}
     for row in audit.rows:
@@ -108,13 +141,30 @@ def layout(audit: Audit) -> list[tuple[str, list[Row]]]:
             attacks.setdefault(row.defense, []).append(row)
     named = {verdict.defense: verdict.attack for verdict in audit.verdicts}
     worst = {defense: _named_or_first(rows, named.get(defense)) for defense, rows in attacks.items()}
-    plan = [("Every defense under its worst attack", [*worst.values(), *_priors(audit, list(worst.values()))])]
+    plan = [Planned("Every defense under its worst attack", [*worst.values(), *_priors(audit, list(worst.values()))])]
     if all(len(rows) == 1 for rows in attacks.values()):
         return plan
+    if rebuilt := _rebuilt(audit, attacks):
+        title = "Every defense under the worst attack without candidates"
+        plan.append(Planned(title, [*rebuilt, *_priors(audit, rebuilt)]))
     for defense, rows in attacks.items():
-        plan.append((f"{words.defense_name(defense)}: every attack", [*rows, *_priors(audit, [worst[defense]])]))
+        title = f"{words.defense_name(defense)}: every attack"
+        plan.append(Planned(title, [*rows, *_priors(audit, [worst[defense]])], by_attack=True))
     priors = _priors(audit, [row for rows in attacks.values() for row in rows])
-    return [*plan, ("Every search without the update", priors)] if priors else plan
+    return [*plan, Planned("Every search without the update", priors, by_attack=True)] if priors else plan
+
+
+def _rebuilt(audit: Audit, attacks: dict[str, list[Row]]) -> list[Row]:
+    """Each defense under the worst attack that rebuilds; none where no verdict is a choice among candidates."""
+    if not any(verdict.rebuilt for verdict in audit.verdicts):
+        return []
+    named = {one.defense: one.rebuilt.attack if one.rebuilt else one.attack for one in audit.verdicts}
+    return [
+        row
+        for defense, rows in attacks.items()
+        for row in rows
+        if row.attack == named.get(defense) and row.candidates is None
+    ]
 
 
 def _named_or_first(rows: list[Row], attack: str | None) -> Row:
@@ -156,15 +206,15 @@ def _truth_strip(columns: tuple[ImageScore, ...], sources: list[str]) -> Strip:
 
 
 def _strip(row: Row, sources: list[str], *, by_attack: bool) -> Strip:
-    """One row of pictures. ``by_attack``: the table is about one defense, so the attack is what tells rows apart."""
-    images = row.per_image[: len(sources)]
+    images, chosen = row.per_image[: len(sources)], words.choice(row)
     if row.is_prior:
-        name, detail, who = "Chance", words.attack_name(row), "Drawn without the update for"
+        drawn = "Chosen" if chosen else "Drawn"
+        name, detail, who = "Chance", f"{words.attack_name(row)}{chosen}", f"{drawn} without the update for"
     else:
-        name, detail = words.defense_name(row.defense), f"under {row.attack}"
+        name, detail = words.defense_name(row.defense), f"under {row.attack}{chosen}"
         if by_attack:
-            name, detail = row.attack, f"against {words.in_sentence(row.defense)}"
-        who = f"{row.attack} against {words.in_sentence(row.defense)}:"
+            name, detail = row.attack, f"against {words.in_sentence(row.defense)}{chosen}"
+        who = f"{row.attack} against {words.in_sentence(row.defense)}{chosen}:"
     cells = tuple(scored_cell(row, image, source, who) for source, image in zip(sources, images, strict=True))
     return Strip(name, detail, "prior" if row.is_prior else "attack", cells)
 

@@ -50,6 +50,7 @@ def templates() -> jinja2.Environment:
         "breakable": _breakable,
         "defense_name": words.defense_name,
         "attack_name": words.attack_name,
+        "short_attack": words.short_attack,
         "threat_name": words.threat_name,
         "points": words.points,
     }
@@ -71,6 +72,7 @@ def _content(audit: Audit) -> dict[str, object]:
         "headline": words.headline(audit.verdicts),
         "cards": [(verdict, words.above_chance(verdict), plots.share_bar(verdict)) for verdict in audit.verdicts],
         "ranked": any(verdict.ranked_first is not None for verdict in audit.verdicts),
+        "rebuilt": any(verdict.rebuilt for verdict in audit.verdicts),
         "privacy_grades": words.grades(audit.grades["privacy"], "%") if _graded(audit) else "",
         "utility_grades": words.grades(audit.grades["utility"], "") if _costed(audit) else "",
         "threats": list(dict.fromkeys(row.threat for row in audit.rows)),

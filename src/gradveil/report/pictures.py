@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,28 +106,31 @@ def _check_shape(path: Path, dtype: str, shape: tuple[int, ...], picked: Sequenc
 
 
 def encode_all(
-    uses: Mapping[str, int], read_one: Callable[[str], Pixels], *, side: int, budget: int = BUDGET
+    names: Iterable[str], read_one: Callable[[str], Pixels], *, side: int, budget: int = BUDGET
 ) -> tuple[dict[str, list[str]], Rung]:
     """Each file's pictures as data addresses, and the rung of the ladder they stand on.
 
-    ``uses`` tells how often each file is shown, since each showing weighs. A rung is left as soon as it is over the
-    budget, so the cost of trying is bounded; the last one is taken as it comes. ``side`` is that of the pictures.
+    The page holds equal pictures once, so they weigh once. A rung is left as soon as it is over the budget, so the cost
+    of trying is bounded; the last one is taken as it comes. ``side`` is that of the pictures.
     """
+    wanted = list(names)
     *rungs, last = dict.fromkeys(rung.fitted(side) for rung in LADDER)
     for rung in rungs:
-        encoded = _encode_within(uses, read_one, rung, budget)
+        encoded = _encode_within(wanted, read_one, rung, budget)
         if encoded is not None:
             return encoded, rung
-    return {name: [_png(pixels, last) for pixels in read_one(name)] for name in uses}, last
+    return {name: [_png(pixels, last) for pixels in read_one(name)] for name in wanted}, last
 
 
 def _encode_within(
-    uses: Mapping[str, int], read_one: Callable[[str], Pixels], rung: Rung, budget: int
+    names: Sequence[str], read_one: Callable[[str], Pixels], rung: Rung, budget: int
 ) -> dict[str, list[str]] | None:
     encoded: dict[str, list[str]] = {}
-    for name, times in uses.items():
+    held: set[str] = set()
+    for name in names:
         encoded[name] = [_png(pixels, rung) for pixels in read_one(name)]
-        budget -= times * sum(map(len, encoded[name]))
+        budget -= sum(map(len, set(encoded[name]) - held))
+        held.update(encoded[name])
         if budget < 0:
             return None
     return encoded

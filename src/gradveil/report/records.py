@@ -92,6 +92,16 @@ class Meaning:
 
 
 @dataclass(frozen=True)
+class Rebuilt:
+    """The worst case of one defense over the attacks that hold no candidates, beside chance."""
+
+    attack: str
+    identified: float | None
+    interval: tuple[float, float] | None
+    chance: float | None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The worst case of one defense over all attacks."""
 
@@ -110,6 +120,8 @@ class Verdict:
     candidates: int | None = None
     ranked_first: float | None = None
     """Of attacks that rank candidates: the share of private images that came first."""
+    rebuilt: Rebuilt | None = None
+    """Only where the worst attack chooses among candidates, and some other does not."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from gradveil.core.errors import BadFileError
 from gradveil.report import pictures
 from gradveil.report.gallery import MOST_COLUMNS, Cell, Gallery, Strip, Table, hung, scored_cell
@@ -25,8 +23,8 @@ def build(audit: Audit) -> Gallery:
 
     high, wide = read_one(rows[0].reconstruction).shape[1:3]
     strips = {training: _planned(rows, training) for training in dict.fromkeys(row.training for row in rows)}
-    uses = Counter(name for planned in strips.values() for _, name in planned)
-    encoded, rung = pictures.encode_all(uses, read_one, side=max(high, wide))
+    names = dict.fromkeys(name for planned in strips.values() for _, name in planned)
+    encoded, rung = pictures.encode_all(names, read_one, side=max(high, wide))
     shown = max(len(sources) for sources in encoded.values())
     heads = tuple((str(place), "") for place in range(1, shown + 1))
     tables = tuple(

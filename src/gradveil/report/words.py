@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gradveil.report.fields import Fields, number_or_none
 from gradveil.report.measures import MEASURES, NOT_AVAILABLE, styled
-from gradveil.report.records import Row, Verdict
+from gradveil.report.records import Rebuilt, Row, Verdict
 
 THREATS = {
     "A": "eavesdropper",
@@ -38,6 +38,20 @@ def attack_name(row: Row) -> str:
     return f"prior only ({row.prior_of})" if row.prior_of else "prior only"
 
 
+def short_attack(spec: str) -> str:
+    """An attack without its options.
+
+    >>> short_attack("ig:iterations=600,restarts=1")
+    'ig'
+    """
+    return spec.partition(":")[0]
+
+
+def choice(row: Row) -> str:
+    """What the pictures of a row are where its attack drew none; empty of all others."""
+    return "" if row.candidates is None else f", its choice among {row.candidates} candidates"
+
+
 def row_name(row: Row) -> str:
     """A row inside a sentence. The prior alone meets no defense: it is there without an update."""
     when = "" if row.stage is None else f", {row.stage}"
@@ -59,11 +73,20 @@ def threat_name(threat: str) -> str:
 
 def above_chance(verdict: Verdict) -> bool | None:
     """Whether even the low end of the interval lies above chance, which seldom finds as many; None: not known."""
-    if verdict.identified is None or verdict.interval is None or verdict.chance is None:
+    return _beyond_luck(verdict, verdict.images or 0)
+
+
+def rebuilt_above_chance(verdict: Verdict) -> bool | None:
+    """The same of attacks that hold no candidates; None also where none of them ran."""
+    found = verdict.rebuilt or (verdict if verdict.ranked_first is None else None)
+    return None if found is None else _beyond_luck(found, verdict.images or 0)
+
+
+def _beyond_luck(found: Verdict | Rebuilt, images: int) -> bool | None:
+    if found.identified is None or found.interval is None or found.chance is None:
         return None
-    images = verdict.images or 0
-    luck = at_least(round(verdict.identified * images), images, verdict.chance)
-    return verdict.interval[0] > verdict.chance and luck < SELDOM
+    luck = at_least(round(found.identified * images), images, found.chance)
+    return found.interval[0] > found.chance and luck < SELDOM
 
 
 def at_least(count: int, trials: int, chance: float) -> float:
@@ -77,7 +100,7 @@ def at_least(count: int, trials: int, chance: float) -> float:
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
-    """The outcome of the whole audit in one or two sentences."""
+    """The outcome of the whole audit in a few sentences."""
     judged = [(verdict, share) for verdict in verdicts if (share := verdict.identified) is not None]
     if not judged:
         return "No share of identified images was measured, so this audit has no verdict."
@@ -87,12 +110,25 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     if not known:
         return f"At worst, {extreme}; chance was not measured, so there is nothing to compare this with."
     if len(judged) == 1:
-        return f"With the attacks tried, {extreme}: {'' if known[0] else 'not '}more often than chance explains."
+        chance = f"{'' if known[0] else 'not '}more often than chance explains"
+        return f"With the attacks tried, {extreme}: {chance}.{_beside(worst.rebuilt)}"
     count = "each" if all(known) else str(sum(known)) if any(known) else "none"
     return (
         f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
-        f"explains. {_spread(judged, share, extreme)}."
+        f"explains. {_without_candidates(verdicts)}{_spread(judged, share, extreme)}."
     )
+
+
+def _beside(rebuilt: Rebuilt | None) -> str:
+    return "" if rebuilt is None else f" Without a list of candidates it was {styled(rebuilt.identified, 'percent')}."
+
+
+def _without_candidates(verdicts: Sequence[Verdict]) -> str:
+    """In how many settings that took no list to choose from; empty where no attack had one."""
+    known = [above for verdict in verdicts if (above := rebuilt_above_chance(verdict)) is not None]
+    if not known or not any(verdict.rebuilt for verdict in verdicts):
+        return ""
+    return f"Pictures rebuilt without a list of candidates were enough for that in {sum(known)} of {len(known)}. "
 
 
 def _spread(judged: Sequence[tuple[Verdict, float]], most: float, extreme: str) -> str:

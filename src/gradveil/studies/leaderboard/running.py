@@ -7,16 +7,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.auditing import run_case
 from gradveil.auditing.case import Case
-from gradveil.auditing.flags import PRIOR_ONLY
+from gradveil.auditing.flags import PRIOR_ONLY, Row
+from gradveil.auditing.verdict import without_candidates, worst_of
 from gradveil.core.progress import SILENT, Progress
 from gradveil.defenses import DEFENSES
 from gradveil.federated import run_training
 from gradveil.studies.leaderboard.entries import Entry, Trained, Worst, path_of, read_entry, save_entry
 from gradveil.studies.leaderboard.settings import Setting
-from gradveil.threat import Knowledge
 
 
 def enter(
@@ -72,22 +71,17 @@ def _entry(setting: Setting, spec: str, audit: dict[str, Any], trained: Trained 
         case=case,
         grade=verdict["grade"],
         worst=_worst([row for row in rows if row["attack"] == verdict["attack"]]),
-        rebuilt=_worst([row for row in rows if not _needs_candidates(row["attack"], audit["case"])]),
+        rebuilt=_worst(without_candidates(rows)),
         flags=tuple(verdict["flags"]),
         trained=trained,
         attacks=tuple(row["attack"] for row in rows),
     )
 
 
-def _needs_candidates(attack: str, case: dict[str, Any]) -> bool:
-    return Knowledge.CANDIDATES in ATTACKS.build(attack, BUDGETS[case["budget"]]).requires
-
-
-def _worst(rows: Sequence[dict[str, Any]]) -> Worst | None:
-    scored = [row for row in rows if row["identified"] is not None]
-    if not scored:
+def _worst(rows: Sequence[Row]) -> Worst | None:
+    worst = worst_of(rows)
+    if worst is None:
         return None
-    worst = max(scored, key=lambda row: (row["identified"], row["psnr"]))
     return Worst(
         attack=worst["attack"],
         identified=worst["identified"],
