@@ -10,8 +10,8 @@ import pytest
 import gradveil
 
 LEVELS = (
-    "core", "assets", "data", "models", "generators", "defenses", "client", "threat", "attacks", "federated", "metrics",
-    "auditing", "report", "studies", "bench", "reproduction", "cli",
+    "core", "assets", "data", "models", "generators", "joint", "defenses", "client", "threat", "attacks", "federated",
+    "metrics", "auditing", "report", "studies", "bench", "reproduction", "cli",
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent
 ONLY_FOR_PEOPLE = {"typer", "rich"}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.engine import Given
-from gradveil.attacks.moments import Moments
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
+from gradveil.joint.moments import Moments
 from gradveil.threat.observation import Observation
 
 _LARGE = 100

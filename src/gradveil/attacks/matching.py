@@ -34,7 +34,6 @@ from gradveil.attacks.engine import (
 )
 from gradveil.attacks.eot import Averaged
 from gradveil.attacks.explain import Explanation, explained
-from gradveil.attacks.joint import UnsupportedError
 from gradveil.attacks.labels import infer_labels
 from gradveil.attacks.objectives import Objective
 from gradveil.attacks.outcome import Outcome, Pictures, better, pictures_of
@@ -49,6 +48,7 @@ from gradveil.core.progress import Progress, Task
 from gradveil.core.seeding import derive, generator
 from gradveil.core.trees import map_each, stack
 from gradveil.core.types import Params
+from gradveil.joint import UnsupportedError
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jvp, vmap
 
-from gradveil.attacks import joint, moments
+from gradveil import joint
 from gradveil.attacks.engine import Batched, Given, Single
 from gradveil.attacks.explain import between
 from gradveil.attacks.objectives import Objective, OfMoments
@@ -17,11 +18,22 @@ from gradveil.attacks.priors import Prior
 from gradveil.client.local import local_update
 from gradveil.core.trees import add, map_each
 from gradveil.core.types import Loss, Params, Recipe
+from gradveil.joint import moments
 from gradveil.models import Functional
 from gradveil.threat.observation import Observation
 
 Targets = Callable[[Params, Given], Tensor]
 """(unknowns, given) -> labels [B] or probabilities [B, classes] of one problem."""
+
+
+class Treated(Protocol):
+    """What an adversary does to updates before it compares them, as a change of their moments."""
+
+    def fits(self, given: Given) -> bool:
+        """Whether moments tell enough for these problems."""
+
+    def __call__(self, found: dict[str, moments.Moments], given: Given) -> dict[str, moments.Moments]:
+        """The moments of what is compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +50,7 @@ class Problem:
     """How far a candidate's update is, where the plain objective does not say it; from (update, given)."""
     slopes: Callable[[Params, Given], tuple[Params, Tensor]] | None = None
     """The slope of that distance and the distance for updates [N, ...], where there is a quicker way than deriving."""
-    treated: moments.Treated | None = None
+    treated: Treated | None = None
     """What that distance does to an update, where it can be told from the moments of its tensors."""
     mixed: bool = False
     """Take the gradient between the first and the last parameters, as far along as the unknown ``mix`` says."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from gradveil.attacks import joint
+from gradveil import joint
 from gradveil.client.local import local_update
 from gradveil.core.precise import without_tf32
 from gradveil.core.types import Params, Recipe

@@ -13,9 +13,9 @@ from exchanges import SAMPLES, observed, private_batches
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget, joint, moments
 from gradveil.attacks.engine import Batched
-from gradveil.attacks.joint import SharedNetwork, UnsupportedError
 from gradveil.attacks.matching import Matching
 from gradveil.core.types import Batch, Recipe
+from gradveil.joint import SharedNetwork, UnsupportedError
 
 MODELS = [
     "lenet:init=wide",

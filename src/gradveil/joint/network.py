@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradveil.attacks import rules
 from gradveil.core.types import Params
+from gradveil.joint import rules
 from gradveil.models import AddsToLoss
 
 
@@ -50,8 +50,10 @@ class SharedNetwork:
     1, stands for the batch, every example gets its own copy, and the slope in the copies is its gradient.
     """
 
-    def __init__(self, module: nn.Module, sent: Params, *, train_mode: bool) -> None:
-        self._module = copy.deepcopy(module).train(train_mode)
+    def __init__(self, module: nn.Module, sent: Params, *, train_mode: bool | None) -> None:
+        self._module = copy.deepcopy(module)
+        if train_mode is not None:  # else every layer stays in the mode it is in
+            self._module.train(train_mode)
         self._module.load_state_dict(sent, strict=False)
         _replace_batch_norms(self._module)
         self._module.requires_grad_(False)

@@ -9,16 +9,15 @@ problems, is never formed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradveil.attacks import rules
-from gradveil.attacks.engine import Given
-from gradveil.attacks.joint import Call, gradients
 from gradveil.core.trees import exact_norms
 from gradveil.core.types import Params
+from gradveil.joint import rules
+from gradveil.joint.network import Call, gradients
 
 WORTH = 2**20
 """Entries that are not formed, from which on it pays."""
@@ -33,16 +32,6 @@ class Moments(NamedTuple):
     """The squared length of the gradient."""
     observed: Tensor
     """The squared length of the observed one."""
-
-
-class Treated(Protocol):
-    """What an adversary does to updates before it compares them, as a change of their moments."""
-
-    def fits(self, given: Given) -> bool:
-        """Whether moments tell enough for these problems."""
-
-    def __call__(self, found: dict[str, Moments], given: Given) -> dict[str, Moments]:
-        """The moments of what is compared."""
 
 
 def total(parts: Iterable[Moments]) -> Moments:
