@@ -8,21 +8,17 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from gradveil.core.graphs import Replayed
-from gradveil.core.precise import kernels_tried
-from gradveil.core.trees import dot
-from gradveil.core.types import Batch, Params
+from gradveil.core.precise import kernels_tried, without_tf32
+from gradveil.core.types import Batch
+from gradveil.defenses.alike import alike_to
 from gradveil.defenses.base import Step
 from gradveil.defenses.public import public_images
 
-Example = Callable[[Tensor, Tensor], tuple[Params, Tensor]]
-"""One input [C, H, W] and its label -> its gradient, and what the model says of it, [classes]."""
-
 _PUBLIC = 50
 """How many public images there are to choose start points from."""
-_NUMBERS_TOGETHER = 2**27
+_NUMBERS_TOGETHER = 2**28
 """Searches run together as long as one gradient of each of them has no more entries than this in all."""
 _TINY = 1e-8
 """Keeps lengths of zero out of denominators."""
@@ -112,29 +108,27 @@ class Search:
         size = sum(parameter.numel() for parameter in step.params.values())
         together = max(1, _NUMBERS_TOGETHER // size)
         groups = [slice(first, first + together) for first in range(0, len(targets), together)]
-        with kernels_tried():
+        with kernels_tried(), without_tf32():
             parts = [self._together(step, targets.take(group), starts.take(group)) for group in groups]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _together(self, step: Step, targets: Batch, starts: Batch) -> Concealed:
-        example = _example(step)
-        wanted, says = vmap(example)(targets.inputs, targets.labels)
+        alike, says = alike_to(step, targets, starts.labels)
 
-        def objective(
-            x: Tensor, label: Tensor, near: Tensor, wanted: Params, says: Tensor
-        ) -> tuple[Tensor, list[Tensor]]:
-            """Of one sample; and the cosine and the distance in it."""
-            gradient, said = example(x, label)
-            # A model may be spread over several devices: everything comes back to that of the inputs.
-            cosine = (dot(gradient, wanted) / (_length(gradient) * _length(wanted))).to(x.device)
-            distance = torch.linalg.vector_norm(x - near)
-            apart = torch.linalg.vector_norm(said - says).to(x.device)
-            return -cosine + self.alpha / (distance + _TINY) + self.beta * apart, [cosine, distance]
+        def objective(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Of every sample, [M]; and the cosine and the distance in it."""
+            cosine, said = alike(x)
+            distance = torch.linalg.vector_norm((x - targets.inputs).flatten(1), dim=1)
+            apart = torch.linalg.vector_norm(said - says, dim=1)
+            return -cosine + self.alpha / (distance + _TINY) + self.beta * apart, cosine, distance
 
-        given = (starts.labels, targets.inputs, wanted, says)
-        slopes = vmap(grad(objective, has_aux=True))
-        found = self._descend(Replayed(lambda x: slopes(x, *given)[0]), starts.inputs)
-        before, after = (vmap(objective)(x, *given)[1] for x in (starts.inputs, found))
+        def slope(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                point = x.detach().requires_grad_()
+                return torch.autograd.grad(objective(point)[0].sum(), point)[0]
+
+        found = self._descend(Replayed(slope), starts.inputs)
+        (_, *before), (_, *after) = (_figures(objective, x) for x in (starts.inputs, found))
         return Concealed(Batch(found, starts.labels), *after, *before)
 
     def _descend(self, slope: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
@@ -150,29 +144,10 @@ class Search:
         return point
 
 
-def _example(step: Step) -> Example:
-    """Gradient and outputs of one example from one pass."""
-
-    def both(x: Tensor, label: Tensor) -> tuple[Params, Tensor]:
-        def loss(params: Params) -> tuple[Tensor, Tensor]:
-            said: list[Tensor] = []
-
-            def noted(outputs: Tensor, targets: Tensor) -> Tensor:
-                said.append(outputs)
-                return step.loss(outputs, targets)
-
-            value = step.model.loss(noted, {**step.frozen, **params}, x[None], label[None])
-            return value, said[0][0]
-
-        gradient, outputs = grad(loss, has_aux=True)(step.params)
-        return gradient, outputs
-
-    return both
-
-
-def _length(tree: Params) -> Tensor:
-    """The l2 norm, with a finite slope where it is zero."""
-    return (dot(tree, tree) + _TINY**2).sqrt()
+def _figures(objective: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> list[Tensor]:
+    """What an objective that derives inside gives, without its slope."""
+    with torch.enable_grad():
+        return [figure.detach() for figure in objective(x.detach().requires_grad_())]
 
 
 _FIGURES = ("cosine", "distance", "start_cosine", "start_distance")

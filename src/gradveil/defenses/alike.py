@@ -1,0 +1,99 @@
+"""How alike the gradients of some examples are to wanted ones: all through shared weights, or each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from gradveil import joint
+from gradveil.core.trees import dot
+from gradveil.core.types import Batch, Params
+from gradveil.defenses.base import Step
+from gradveil.joint import moments
+
+Alike = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Inputs [M, C, H, W] -> the cosines [M] of their gradients to the wanted ones, and what the model says of the inputs,
+[M, classes]; both have a slope in the inputs."""
+
+_TINY = 1e-16
+"""Keeps squared lengths of zero out of denominators, and their slopes finite."""
+
+
+def alike_to(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:
+    """How alike inputs under these labels [M] are to M targets, and what the model says of the targets.
+
+    One pass of a batch serves all where the model's layers allow that and it is large; else every example is derived
+    alone, which for few weights is quicker.
+    """
+    try:
+        return _shared(step, targets, labels)
+    except joint.UnsupportedError:
+        return _each_alone(step, targets, labels)
+
+
+def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:
+    everything = {**step.frozen, **step.params}
+    if len({tensor.device for tensor in everything.values()}) > 1:
+        raise joint.UnsupportedError("the model is spread over several devices")
+    own = dict(step.model.module.named_buffers())
+    if any(not torch.equal(own[name], buffer) for name, buffer in step.model.buffers.items()):
+        raise joint.UnsupportedError("the batch has draws of its own")
+    network = joint.SharedNetwork(step.model.module, everything, train_mode=None)
+    count = len(targets)
+
+    def passed(inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[joint.Call], tuple[Tensor, ...]]:
+        outputs, calls = network(inputs.unsqueeze(1))
+        losses = vmap(step.loss)(outputs, labels.unsqueeze(1))
+        watched = [call.outputs for call in calls]
+        return outputs[:, 0], calls, torch.autograd.grad(network.total(losses), watched, create_graph=True)
+
+    with torch.enable_grad():
+        says, calls, slopes = passed(targets.inputs.detach().requires_grad_(), targets.labels)
+    with torch.no_grad():
+        wanted = joint.gradients(calls, slopes, count, step.params.keys())
+
+    if not moments.worth(calls, count, wanted):
+        raise joint.UnsupportedError("with so few weights it is quicker to form the gradients")
+
+    def alike(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        said, calls, slopes = passed(inputs, labels)
+        found = moments.total(moments.moments(calls, slopes, count, wanted).values())
+        return _cosine(found.product, found.square, found.observed), said
+
+    return alike, says.detach()
+
+
+def _each_alone(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:
+    def example(x: Tensor, label: Tensor) -> tuple[Params, Tensor]:
+        """The gradient of one example and what the model says of it, from one pass."""
+
+        def loss(params: Params) -> tuple[Tensor, Tensor]:
+            said: list[Tensor] = []
+
+            def noted(outputs: Tensor, targets: Tensor) -> Tensor:
+                said.append(outputs)
+                return step.loss(outputs, targets)
+
+            value = step.model.loss(noted, {**step.frozen, **params}, x[None], label[None])
+            return value, said[0][0]
+
+        gradient, outputs = grad(loss, has_aux=True)(step.params)
+        return gradient, outputs
+
+    wanted, says = vmap(example)(targets.inputs, targets.labels)
+
+    def one(x: Tensor, label: Tensor, wanted: Params) -> tuple[Tensor, Tensor]:
+        gradient, said = example(x, label)
+        # A model may be spread over several devices: everything comes back to that of the inputs.
+        cosine = _cosine(dot(gradient, wanted), dot(gradient, gradient), dot(wanted, wanted))
+        return cosine.to(x.device), said.to(x.device)
+
+    return lambda inputs: vmap(one)(inputs, labels, wanted), says.to(targets.inputs.device)
+
+
+def _cosine(product: Tensor, square: Tensor, other: Tensor) -> Tensor:
+    """From the product of two vectors and their squared lengths."""
+    return product / ((square + _TINY).sqrt() * (other + _TINY).sqrt())

@@ -1,0 +1,87 @@
+"""Cosines of gradients come out the same whether examples share a pass or are derived alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from exchanges import SAMPLES
+from gradveil import models
+from gradveil.core.seeding import generator
+from gradveil.core.types import Batch
+from gradveil.defenses import Step, alike
+from gradveil.joint import UnsupportedError
+from gradveil.models import Functional
+from steps import step_on
+
+LARGE = "resnet18"
+
+
+def with_slope(way: object, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cosines, outputs, the outputs at the targets, and a slope in the inputs, of two examples that go for others."""
+    targets, others = SAMPLES.batch(range(2)), SAMPLES.batch(range(2, 4))
+    found, says = way(step, targets, others.labels)  # type: ignore[operator]
+    inputs = others.inputs.clone().requires_grad_()
+    cosines, said = found(inputs)
+    (slope,) = torch.autograd.grad((torch.tensor([1.0, 3.0]) * cosines).sum() + said.square().sum(), inputs)
+    return cosines.detach(), said.detach(), says.detach(), slope
+
+
+def both_agree(step: Step) -> None:
+    shared, alone = (with_slope(way, step) for way in (alike._shared, alike._each_alone))
+    for one, other in zip(shared, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("model", [LARGE, "vit"])
+def test_a_shared_pass_gives_what_each_alone_gives(model: str) -> None:
+    both_agree(step_on(model)[1])
+
+
+def test_statistics_of_a_batch_are_those_of_one_example() -> None:
+    module = models.build(LARGE, SAMPLES.domain, seed=0)
+    _, step = step_on(LARGE)
+    both_agree(replace(step, model=Functional(module, train_mode=True)))
+
+
+def test_frozen_layers_have_no_part_in_the_cosine() -> None:
+    _, step = step_on(LARGE)
+    frozen = {name: value for name, value in step.params.items() if name.startswith(("conv1", "bn1", "layer1"))}
+    trained = {name: value for name, value in step.params.items() if name not in frozen}
+    both_agree(replace(step, params=trained, frozen=frozen))
+
+
+@pytest.mark.parametrize("model", ["lenet", "mlp"])
+def test_small_models_are_derived_alone(model: str) -> None:
+    _, step = step_on(model)
+    with pytest.raises(UnsupportedError, match="quicker"):
+        alike._shared(step, step.batch, step.batch.labels)
+    found, says = alike.alike_to(step, step.batch, step.batch.labels)
+    cosines, said = found(step.batch.inputs)
+    torch.testing.assert_close(cosines, torch.ones(len(step.batch)))
+    torch.testing.assert_close(said, says)
+
+
+def test_half_a_layer_frozen_and_draws_of_a_batch_are_left_to_the_slow_way() -> None:
+    _, step = step_on(LARGE)
+    half = replace(step, params={n: v for n, v in step.params.items() if n != "fc.bias"},
+                   frozen={"fc.bias": step.params["fc.bias"]})  # fmt: skip
+    moved = step.model.with_buffers({name: value + 1 for name, value in step.model.buffers.items()})
+    for odd in (half, replace(step, model=moved)):
+        with pytest.raises(UnsupportedError):
+            alike._shared(odd, Batch(step.batch.inputs[:1], step.batch.labels[:1]), step.batch.labels[:1])
+        cosines, _ = alike.alike_to(odd, step.batch, step.batch.labels)[0](step.batch.inputs)
+        torch.testing.assert_close(cosines, torch.ones(len(step.batch)))
+
+
+def test_a_gradient_of_zero_has_a_finite_slope() -> None:
+    _, step = step_on("lenet")
+    still = replace(step, loss=lambda outputs, _labels: outputs.sum() * 0, rng=generator(0, "defense"))
+    inputs = step.batch.inputs.clone().requires_grad_()
+    cosines, _ = alike.alike_to(still, step.batch, step.batch.labels)[0](inputs)
+    (slope,) = torch.autograd.grad(cosines.sum(), inputs)
+    assert cosines.eq(0).all()
+    assert slope.isfinite().all()
