@@ -10,6 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from gradveil.attacks.explain import as_gradient
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry
@@ -124,6 +125,7 @@ class Attack(ABC):
         """Attack each observation; ``seeds[i]`` alone decides the random draws for ``seen[i]``."""
         if len(seen) != len(seeds):
             raise GradveilError(f"{len(seen)} observations need as many seeds, not {len(seeds)}")
+        seen = [as_gradient(one) for one in seen]
         found: dict[int, Reconstruction] = {}
         for members in _alike(seen, self):
             group = self.run([seen[i] for i in members], seeds=[seeds[i] for i in members], progress=progress)

@@ -19,6 +19,22 @@ Explanation = Literal["simulated", "averaged", "surrogate"]
 the first and the last parameters, which is searched along (SME, Zhu et al. 2023)."""
 
 
+def as_gradient(one: Observation) -> Observation:
+    """What a client sent after one known local step, as the gradient of that step; anything else as it is."""
+    recipe, size = one.recipe, one.batch_size
+    if one.kind == "gradient" or recipe is None or size is None or recipe.weight_decay:
+        return one
+    if len(list(mini_batches(size, recipe))) > 1:
+        return one
+    return replace(
+        one,
+        reply=scaled(one.reply, -1 / recipe.lr),
+        kind="gradient",
+        recipe=Recipe(lr=recipe.lr, train_mode=recipe.train_mode),
+        earlier=tuple(map(as_gradient, one.earlier)),
+    )
+
+
 def explained(one: Observation, explanation: Explanation) -> Observation:
     """The observation as the attack will treat it: a gradient stays as it is."""
     if one.kind == "gradient":
