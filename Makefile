@@ -1,6 +1,7 @@
 # Two commands on a fresh machine: `make audit` shows what leaks, `make test` checks that all is well.
 PYTHON ?= python3
 VENV := .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
@@ -14,10 +15,10 @@ install: $(VENV)/installed  ## Create .venv and install Gradveil into it
 audit: install  ## Run the default audit and say where its report is
 	$(BIN)/gradveil audit --budget quick $(ARGS)
 
-test: $(VENV)/installed-tests browser  ## Run the tests
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: $(VENV)/installed-tests browser  ## Run the tests, WORKERS=2 of them at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-all: $(VENV)/installed-tests browser  ## Run the tests, slow ones too
+test-all: $(VENV)/installed-tests browser  ## Run the tests, slow ones too, one by one
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/installed-tests  ## Lint, format check and type check

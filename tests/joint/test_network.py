@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from exchanges import SAMPLES, observed, private_batches
-from gradveil import models
-from gradveil.attacks import ATTACKS, Budget, joint, moments
+from gradveil import joint, models
+from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Batched
 from gradveil.attacks.matching import Matching
 from gradveil.core.types import Batch, Recipe
-from gradveil.joint import SharedNetwork, UnsupportedError
+from gradveil.joint import SharedNetwork, UnsupportedError, moments
 
 MODELS = [
     "lenet:init=wide",
