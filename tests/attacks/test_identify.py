@@ -10,7 +10,8 @@ import torch
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.attacks.identification import together
+from gradveil.attacks.identification import path, together
+from gradveil.attacks.identification.path import straight
 from gradveil.attacks.identification.updates import updates_for
 from gradveil.attacks.objectives import Marks
 from gradveil.auditing import Case, run_case
@@ -144,6 +145,54 @@ def test_a_long_list_is_fitted_in_groups(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_batch_of_more_examples_than_classes_is_found_too() -> None:
     (found,) = attacked("identify", observed(private_batches(1, 16), threat="D"))
     assert ranked([found], torch.arange(16), SAMPLES)["ranked_first"] == 1
+
+
+FEDAVG = Recipe(sends="delta", epochs=2, batch_size=4, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("defense", "least"), [("none", 8), ("noise:sigma=0.01", 7), ("clip:bound=4", 6), ("soteria:probes=4", 6)]
+)
+def test_those_behind_several_steps_are_found_along_their_path(defense: str, least: int) -> None:
+    """Of 8 images in two epochs of two mini-batches: by angles it is one or two, chance is less than one."""
+    seen = observed(private_batches(1, 8), defense=defense, threat="D", recipe=FEDAVG)
+    assert 8 * ranked(attacked("identify", seen), torch.arange(8), SAMPLES)["ranked_first"] >= least
+    assert 8 * ranked(attacked("identify:informed=false", seen), torch.arange(8), SAMPLES)["ranked_first"] <= 3
+
+
+def test_without_the_recipe_there_is_no_path() -> None:
+    seen = observed(private_batches(1, 8), threat="B+candidates", recipe=FEDAVG)
+    assert seen[0].recipe is None
+    for one, plain in zip(attacked("identify", seen), attacked("identify:informed=false", seen), strict=True):
+        assert torch.equal(one.scores, plain.scores)
+
+
+@pytest.mark.parametrize(
+    "defense", ["none", "clip:bound=4", "sparsify:rate=0.9", "soteria:probes=4", "precode:size=16"]
+)
+def test_the_one_behind_several_steps_is_found_by_directions(defense: str) -> None:
+    seen = observed(private_batches(6), defense=defense, threat="D", recipe=FEDAVG)
+    assert firsts(attacked("identify", seen)) >= 5
+
+
+def test_a_path_is_walked_as_the_client_did() -> None:
+    """One mini-batch of all, momentum and decay: with the right shares the path ends where the client's did."""
+    recipe = Recipe(sends="delta", epochs=3, lr=0.01, momentum=0.9, weight_decay=0.01)
+    (batch,) = private_batches(1, 4)
+    (one,) = observed([batch], threat="D", recipe=recipe)
+    walked = straight(one).walked(batch, torch.ones(1, 4))
+    shorter = replace(recipe, epochs=2)
+    (earlier,) = observed([batch], threat="D", recipe=shorter)
+    mean = {name: tensor.mean(dim=0) for name, tensor in walked.updates()(batch.inputs, batch.labels).items()}
+    for name, tensor in walked.seen().reply.items():
+        torch.testing.assert_close(walked.points[2][name], one.sent[name] + earlier.reply[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mean[name], tensor, rtol=1e-3, atol=1e-3)
+
+
+def test_a_long_path_is_looked_at_in_some_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "POINTS", 3)
+    seen = observed(private_batches(1, 8), threat="D", recipe=replace(FEDAVG, epochs=4, lr=0.005))
+    assert 8 * ranked(attacked("identify", seen), torch.arange(8), SAMPLES)["ranked_first"] >= 6
 
 
 @pytest.mark.parametrize(

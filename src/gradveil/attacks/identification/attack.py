@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
 from gradveil.attacks.explain import explained
-from gradveil.attacks.identification.informed import drawing_inputs, likeness_for
+from gradveil.attacks.identification.informed import drawing_inputs, likeness_along, likeness_for
 from gradveil.attacks.identification.likeness import Angle, Likeness
-from gradveil.attacks.identification.together import Together
-from gradveil.attacks.identification.updates import group_size, groups, updates_for
+from gradveil.attacks.identification.path import Path, straight
+from gradveil.attacks.identification.together import FITTED, Together
+from gradveil.attacks.identification.updates import Updates, group_size, groups, updates_for
 from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
 from gradveil.core.progress import Progress
@@ -22,6 +23,18 @@ from gradveil.core.seeding import generator
 from gradveil.data import ImageSet, load
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
+
+WALKS = 2
+"""How often the path of several steps is walked again with those who explain it best so far."""
+
+NEARER = 10
+"""By how much nearer each walk is taken to come to the true path."""
+
+
+def has_path(one: Observation) -> bool:
+    """Whether an update is of several steps of several examples, and the adversary knows how they were taken."""
+    known = one.recipe is not None and one.defense is not None
+    return known and one.kind == "delta" and (one.batch_size or 1) > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +47,8 @@ class Identify(Attack):
     """The spec of a data set to choose from, where it is not the one that the threat model grants."""
     draws: int = 0
     """How often a candidate is looked at where the defense is known to change inputs by chance; 0: take no notice."""
+    along: bool = False
+    """Explain updates of several steps of several examples along the path that they took."""
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
 
     def kind_of(self, one: Observation) -> Hashable:
@@ -45,15 +60,46 @@ class Identify(Attack):
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
         seen = [explained(one, "averaged" if one.recipe is None else "simulated") for one in seen]
         known = candidates_of(seen[0], self.candidates)
-        scores = self.scores(seen, known, progress)
+        if self.along and has_path(seen[0]):
+            scores = torch.stack([self.scores_along(straight(one), known, progress) for one in seen])
+        else:
+            scores = self.scores(seen, known, progress, updates_for(seen[0]), self.likeness(seen[0]))
         size = min(seen[0].batch_size or 1, len(known))
         best = scores.argsort(dim=1, stable=True)[:, :size]
         return [_chosen(known, best[i], scores[i], "compared in groups") for i in range(len(seen))]
 
-    def scores(self, seen: Sequence[Observation], known: ImageSet, progress: Progress) -> Tensor:
+    def scores_along(self, path: Path, known: ImageSet, progress: Progress) -> Tensor:
+        """[candidates]: how badly each explains the update of one path, which the best of them walk again."""
+        likeness, device = likeness_along(path.seen()), next(iter(path.one.sent.values())).device
+        scores = self.scores([path.seen()], known, progress, path.updates(), likeness)[0]
+        if not isinstance(likeness, Together):
+            return scores
+        best = scores.argsort(stable=True)[: max(FITTED // path.parts, 2 * likeness.examples)]
+        finalists, batch = known.subset(best), known.batch(best).to(device)
+        shares = (-scores[best]).expand(path.parts, -1)
+        for _ in range(WALKS):
+            path, likeness = path.walked(batch, shares), replace(likeness, rough=likeness.rough / NEARER)
+            each = [
+                self.compared([path.seen()], finalists, progress, path.updates(part), likeness)
+                for part in range(path.parts)
+            ]
+            shares = -likeness.settled(torch.cat(each, dim=1).T, [path.seen().reply]).view(path.parts, -1)
+        again = -shares.sum(dim=0)
+        return (scores - scores.min() + again.max()).index_copy(0, best, again)  # all others rank behind them
+
+    def scores(
+        self, seen: Sequence[Observation], known: ImageSet, progress: Progress, updates: Updates, likeness: Likeness
+    ) -> Tensor:
         """How badly each candidate explains each update, [N, candidates]; lower is better."""
+        rows = self.compared(seen, known, progress, updates, likeness)
+        replies = [one.reply for one in seen]
+        return likeness.settled(rows.T, replies) if isinstance(likeness, Together) else rows
+
+    def compared(
+        self, seen: Sequence[Observation], known: ImageSet, progress: Progress, updates: Updates, likeness: Likeness
+    ) -> Tensor:
+        """[N, candidates]: what the likeness says of each by itself; entries [n, candidates] where it needs all."""
         one, replies = seen[0], [other.reply for other in seen]
-        updates, likeness = updates_for(one), self.likeness(one)
         score = likeness.against(replies)
         changing = drawing_inputs(one) if self.draws else None
         device = next(iter(one.sent.values())).device
@@ -67,8 +113,7 @@ class Identify(Attack):
                 each = [score(updates(inputs, batch.labels)) for inputs in looks]
                 found.append(torch.stack(each).amin(dim=0).T.cpu())
                 task.advance(len(batch))
-        rows = torch.cat(found, dim=1)
-        return likeness.settled(rows.T, replies) if isinstance(likeness, Together) else rows
+        return torch.cat(found, dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +178,7 @@ def identify(
         likeness=likeness_for if informed else _angle,
         candidates=candidates,
         draws=draws if informed else 0,
+        along=informed,
     )
 
 

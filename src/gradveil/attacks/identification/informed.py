@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.identification.entering import Entering
-from gradveil.attacks.identification.likeness import Angle, ByTensor, Distance, Likeness
+from gradveil.attacks.identification.likeness import Angle, ByTensor, Directions, Distance, Likeness
 from gradveil.attacks.identification.marks import By, Marks
 from gradveil.attacks.identification.together import Together
 from gradveil.core.registry import split_spec
@@ -30,22 +30,37 @@ from gradveil.threat.observation import Observation
 Reading = Callable[[Any, Observation, Likeness], Likeness]
 """(defense, observation, likeness so far) -> likeness."""
 
+OFF_PATH = 0.1
+"""How far, as a share, a mean gradient may be off that was taken along a path that is not known exactly."""
+
 
 def likeness_for(one: Observation) -> Likeness:
     """The best way to rank under what is known.
 
     A likelihood needs that one gradient of one example was sent; of several examples, candidates explain it together.
     Where inputs were changed by chance and not all changes are tried, that lacks some who took part: what entered the
-    classifier shows them one by one, for fewer than classes. Several steps, and what is not known, leave the angle.
+    classifier shows them one by one, for fewer than classes. Several steps leave directions, and what is not known the
+    angle.
     """
-    if one.defense is None or one.kind != "gradient":
+    if one.defense is None:
         return Angle()
+    if one.kind != "gradient":
+        return _read(one, one.defense, Directions())
     size = one.batch_size or 1
     if size == 1:
         return _read(one, one.defense, Distance())
+    return _of_several(one, one.defense, Together(examples=size))
+
+
+def likeness_along(one: Observation) -> Likeness:
+    """The same for the mean gradient of several examples along a path that is known roughly."""
+    return _of_several(one, one.defense or "none", Together(examples=one.batch_size or 1, rough=OFF_PATH))
+
+
+def _of_several(one: Observation, defense: str, together: Together) -> Likeness:
     if drawing_inputs(one) is None:
-        return _read(one, one.defense, Together(examples=size))
-    return _entering_classifier(one, size) if size < one.domain.classes else Angle()
+        return _read(one, defense, together)
+    return _entering_classifier(one, together.examples) if together.examples < one.domain.classes else Angle()
 
 
 def marks_for(one: Observation, by: By) -> Likeness:

@@ -15,6 +15,8 @@ from gradveil.core.types import Params
 
 ROUNDING = 1e-4
 """How far, as a share of its length, a tensor may be from a candidate's that explains it: rounding, other kernels."""
+ROUGHLY = 1e-2
+"""The same for several steps, whose rounding adds up and whose defense is not repeated."""
 TINY = 1e-60
 """Stands for smaller squares when one is divided by."""
 
@@ -55,6 +57,20 @@ class Angle(ByTensor):
     def __call__(self, compared: Comparison) -> Tensor:
         whole = compared.whole()
         return (1 - whole.products / (whole.within * whole.seen + TINY).sqrt())[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directions(ByTensor):
+    """How unlikely the reply is if each tensor is the candidate's, scaled and with Gaussian noise, both unknown.
+
+    For a sum of several steps, each of which a defense changed by itself: what is left of a tensor beside the direction
+    of the candidate's is an estimate of its noise.
+    """
+
+    def __call__(self, compared: Comparison) -> Tensor:
+        along = (compared.products.square() / (compared.within * compared.seen + TINY)).clamp(max=1)
+        left = 1 - along + ROUGHLY**2
+        return (compared.sizes * left.log()).sum(dim=0) / compared.sizes.sum()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,8 @@ class Together:
     """Each piece of the mean may have been scaled, by a factor that is not known."""
     cuts: Mapping[str, list[int]] = field(default_factory=dict)
     """Tensors that are taken in pieces: how many entries each piece has."""
+    rough: float = ROUNDING
+    """How far, as a share of its length, a piece may be from what explains it, before any noise."""
 
     def against(self, replies: Sequence[Params]) -> Scores:
         names = list(replies[0])
@@ -79,7 +81,7 @@ class Together:
         expected, varies = 1 / len(own), 1 / (self.examples * len(own))
         known = torch.eye(len(own)).to(own) / varies
         shares, unsure = torch.full_like(own[:, 0], expected), torch.eye(len(own)).to(own) * varies
-        rounding = ROUNDING**2 * _mean_of_each(seen.square(), piece) + TINY
+        rounding = self.rough**2 * _mean_of_each(seen.square(), piece) + TINY
         for _ in range(ROUNDS):
             now = own * self._scale(shares @ own, seen, piece)
             left = (seen - shares @ now).square() + ((unsure @ now) * now).sum(dim=0)
