@@ -134,6 +134,15 @@ def test_who_knows_the_defense_identifies_those_of_a_batch(defense: str) -> None
     assert 16 * first >= BATCHES_LEFT[defense]
 
 
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(sends="delta", epochs=2, batch_size=1, lr=0.01)])
+def test_an_update_of_zeros_names_nobody(recipe: Recipe) -> None:
+    (one,) = observed(private_batches(1, 2), threat="D", recipe=recipe)
+    silent = replace(one, reply={name: torch.zeros_like(tensor) for name, tensor in one.reply.items()})
+    (found,) = ATTACKS.build("identify", BUDGETS["quick"])([silent], seeds=[0])
+    assert found.scores is not None
+    assert float(found.scores.max() - found.scores.min()) < 1e-6
+
+
 def test_a_long_list_is_fitted_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "FITTED", 50)
     seen = observed(private_batches(2, 8), defense="noise:sigma=0.01", threat="D")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ class Together:
     """Minus the share of each candidate in the update: the best linear estimate, on the entries that were sent.
 
     The noise of each piece is estimated from what the shares leave of it (expectation maximisation), so that pieces
-    with little noise count for more, and nothing has to be known of how a defense draws.
+    with little noise count for more, and nothing has to be known of how a defense draws. Where pieces may have been
+    scaled, each by what is unknown, that is estimated by least squares on the way.
     """
 
     examples: int
@@ -76,25 +78,23 @@ class Together:
 
     def _shares(self, entries: Tensor, reply: Tensor, piece: Tensor) -> Tensor:
         """[candidates]: the share of each, expected to be 1 / candidates and to vary as if ``examples`` were drawn."""
-        sent = reply != 0
-        own, seen, piece = entries[:, sent].double(), reply[sent].double(), piece[sent]
-        expected, varies = 1 / len(own), 1 / (self.examples * len(own))
-        known = torch.eye(len(own)).to(own) / varies
-        shares, unsure = torch.full_like(own[:, 0], expected), torch.eye(len(own)).to(own) * varies
-        rounding = self.rough**2 * _mean_of_each(seen.square(), piece) + TINY
+        count = len(entries)
+        expected, varies = 1 / count, 1 / (self.examples * count)
+        if not reply.any():  # nothing was sent, and nobody is more likely than anybody
+            return torch.full((count,), expected, dtype=torch.float64, device=reply.device)
+        found, one = _products(entries, reply, piece), torch.eye(count, dtype=torch.float64, device=reply.device)
+        shares, unsure = torch.full_like(found.seen[0], expected), varies * one
+        rounding = self.rough**2 * found.square / found.size + TINY
         for _ in range(ROUNDS):
-            now = own * self._scale(shares @ own, seen, piece)
-            left = (seen - shares @ now).square() + ((unsure @ now) * now).sum(dim=0)
-            weighed = now / (_mean_of_each(left, piece) + rounding)
-            unsure = torch.linalg.inv(weighed @ now.T + known)
-            shares = expected + unsure @ (weighed @ (seen - expected * now.sum(dim=0)))
+            along, length = found.seen @ shares, (found.own @ shares) @ shares
+            scale = along / (length + TINY) if self.scaled else torch.ones_like(along)
+            missed = (found.square - 2 * scale * along + scale**2 * length).clamp(min=0)
+            left = missed + scale**2 * torch.einsum("pij,ij->p", found.own, unsure)
+            trust = 1 / (left / found.size + rounding)
+            weighed = torch.einsum("p,pij->ij", trust * scale**2, found.own)
+            unsure = torch.linalg.inv(weighed + one / varies)
+            shares = expected + unsure @ ((trust * scale) @ found.seen - expected * weighed.sum(dim=1))
         return shares
-
-    def _scale(self, explained: Tensor, seen: Tensor, piece: Tensor) -> Tensor:
-        """What each piece of the mean was multiplied with, by least squares, for every entry."""
-        if not self.scaled:
-            return torch.ones_like(seen)
-        return _mean_of_each(explained * seen, piece) / (_mean_of_each(explained.square(), piece) + TINY)
 
     def _pieces(self, reply: Params) -> Tensor:
         """The number of the piece that each compared entry lies in."""
@@ -102,10 +102,27 @@ class Together:
         return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[-ENTRIES:]
 
 
-def _mean_of_each(values: Tensor, piece: Tensor) -> Tensor:
-    """The mean over its piece, for every entry."""
-    sums, counts = (
-        torch.zeros(int(piece.max()) + 1).to(values).index_add(0, piece, part)
-        for part in (values, torch.ones_like(values))
+class _Products(NamedTuple):
+    """All that a fit asks of p pieces of c candidates and a reply, so that it goes over their entries once."""
+
+    own: Tensor
+    """[p, c, c]: of candidates with each other."""
+    seen: Tensor
+    """[p, c]: of candidates with the reply."""
+    square: Tensor
+    """[p]: of the reply with itself."""
+    size: Tensor
+    """[p]: how many entries were sent."""
+
+
+def _products(entries: Tensor, reply: Tensor, piece: Tensor) -> _Products:
+    sent = reply != 0
+    _, sizes = torch.unique_consecutive(piece[sent], return_counts=True)
+    own = torch.split(entries[:, sent].double(), sizes.tolist(), dim=1)
+    seen = torch.split(reply[sent].double(), sizes.tolist())
+    return _Products(
+        torch.stack([part @ part.T for part in own]),
+        torch.stack([part @ reply for part, reply in zip(own, seen, strict=True)]),
+        torch.stack([part @ part for part in seen]),
+        sizes.double(),
     )
-    return (sums / counts)[piece]
