@@ -6,6 +6,7 @@ vanish. Those with the largest scores are pruned.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.clip import sharing_layer
 from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.strides import StridesUnfolded
 from gradveil.models.structure import Representation, classifier
 
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
@@ -127,7 +129,9 @@ class _Look:
 
     def differentiated(self, inputs: Tensor, at: Params) -> tuple[Tensor, Pull]:
         """The representation, and how a change of it comes back to the inputs."""
-        values, pull = vjp(lambda x: self.representation(x, at), inputs)  # type: ignore[misc]  # three with has_aux alone
+        unfolded = StridesUnfolded() if inputs.device.type == "cpu" else contextlib.nullcontext()
+        with unfolded:
+            values, pull = vjp(lambda x: self.representation(x, at), inputs)  # type: ignore[misc]  # three with has_aux alone
         return values, pull
 
 
