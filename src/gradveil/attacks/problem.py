@@ -164,9 +164,7 @@ class Problem:
             with torch.no_grad():
                 inputs, targets = vmap(self.prior.decode)(unknowns, given), vmap(self.targets)(unknowns, given)
             with torch.enable_grad():
-                outputs, calls = network(inputs.requires_grad_(), given.get("buffers"))
-                losses = vmap(self.loss)(outputs, targets)
-                slopes = torch.autograd.grad(network.total(losses), [call.outputs for call in calls])
+                _, calls, slopes = network.derived(self.loss, inputs.requires_grad_(), targets, given.get("buffers"))
             with torch.no_grad():
                 values = self._by_moments(calls, slopes, problems, given)
                 if values is None:
@@ -183,10 +181,8 @@ class Problem:
             problems = len(next(iter(unknowns.values())))
             with torch.enable_grad():
                 leaves = {name: tensor.detach().requires_grad_() for name, tensor in unknowns.items()}
-                outputs, calls = network(vmap(self.prior.decode)(leaves, given), given.get("buffers"))
-                losses = vmap(self.loss)(outputs, vmap(self.targets)(leaves, given))
-                passed = [call.outputs for call in calls]
-                slopes = torch.autograd.grad(network.total(losses), passed, create_graph=True)
+                inputs, targets = vmap(self.prior.decode)(leaves, given), vmap(self.targets)(leaves, given)
+                _, calls, slopes = network.derived(self.loss, inputs, targets, given.get("buffers"), again=True)
                 values = self._by_moments(calls, slopes, problems, given)
                 if values is None:
                     with torch.no_grad():

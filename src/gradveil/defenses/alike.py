@@ -44,26 +44,20 @@ def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:
     network = joint.SharedNetwork(step.model.module, everything, train_mode=None)
     count = len(targets)
 
-    def passed(inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[joint.Call], tuple[Tensor, ...]]:
-        outputs, calls = network(inputs.unsqueeze(1))
-        losses = vmap(step.loss)(outputs, labels.unsqueeze(1))
-        watched = [call.outputs for call in calls]
-        return outputs[:, 0], calls, torch.autograd.grad(network.total(losses), watched, create_graph=True)
-
     with torch.enable_grad():
-        says, calls, slopes = passed(targets.inputs.detach().requires_grad_(), targets.labels)
+        alone = targets.inputs.detach().unsqueeze(1).requires_grad_()
+        says, calls, slopes = network.derived(step.loss, alone, targets.labels.unsqueeze(1))
     with torch.no_grad():
         wanted = joint.gradients(calls, slopes, count, step.params.keys())
-
     if not moments.worth(calls, count, wanted):
         raise joint.UnsupportedError("with so few weights it is quicker to form the gradients")
 
     def alike(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        said, calls, slopes = passed(inputs, labels)
+        said, calls, slopes = network.derived(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
         found = moments.total(moments.moments(calls, slopes, count, wanted).values())
-        return _cosine(found.product, found.square, found.observed), said
+        return _cosine(found.product, found.square, found.observed), said[:, 0]
 
-    return alike, says.detach()
+    return alike, says[:, 0].detach()
 
 
 def _each_alone(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradveil.core.types import Params
+from gradveil.core.types import Loss, Params
 from gradveil.joint import rules
 from gradveil.models import AddsToLoss
 
@@ -105,6 +106,18 @@ class SharedNetwork:
         outputs: Tensor = self._module(flat)
         calls, self._calls = self._calls, []
         return rules.apart(outputs, problems), calls
+
+    def derived(
+        self, loss: Loss, inputs: Tensor, targets: Tensor, buffers: Params | None = None, *, again: bool = False
+    ) -> tuple[Tensor, list[Call], tuple[Tensor, ...]]:
+        """Outputs and calls of one pass, and the slope of each problem's loss in what left every call.
+
+        Inputs need a gradient. ``again``: what comes of the slopes can be derived once more.
+        """
+        outputs, calls = self(inputs, buffers)
+        losses = vmap(loss)(outputs, targets)
+        watched = [call.outputs for call in calls]
+        return outputs, calls, torch.autograd.grad(self.total(losses), watched, create_graph=again)
 
     def total(self, losses: Tensor) -> Tensor:
         """The sum over problems of their losses [N] and of what layers added in the last pass: means over examples."""

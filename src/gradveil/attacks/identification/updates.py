@@ -56,9 +56,7 @@ def _shared(one: Observation, recipe: Recipe) -> Updates:
 
     def updates(inputs: Tensor, labels: Tensor) -> Params:
         with without_tf32(), torch.enable_grad():
-            outputs, calls = network(inputs.unsqueeze(1).requires_grad_())
-            losses = vmap(one.loss)(outputs, labels.unsqueeze(1))
-            slopes = torch.autograd.grad(network.total(losses), [call.outputs for call in calls])
+            _, calls, slopes = network.derived(one.loss, inputs.unsqueeze(1).requires_grad_(), labels.unsqueeze(1))
         with without_tf32(), torch.no_grad():
             return joint.gradients(calls, slopes, len(inputs))
 
