@@ -3,8 +3,9 @@
     PYTHONPATH=src python scripts/reproduce_gpu.py censor-7 ggl-1 --npz CIFAR-10=test.npz --out DIR --limit 1200
     PYTHONPATH=src python scripts/reproduce_gpu.py censor-7 ggl-1 --npz CIFAR-10=test.npz --out DIR --score
 
-After ``--limit`` seconds it stops between two steps; the same command goes on where it stopped, also on another machine
-that was given the folder. Where LPIPS is missing, ``--score`` adds it later, here or elsewhere, and runs nothing.
+``--lines`` runs some lines only, by their words, as in ``--lines '4:*csDLG*'``. After ``--limit`` seconds it stops
+between two steps; the same command goes on where it stopped, also on another machine that was given the folder. Where
+LPIPS is missing, ``--score`` adds it later, here or elsewhere, and runs nothing.
 An npz holds x uint8 [n, 32, 32, 3] and y [n]; the other data sets are those of the tables, or ``--data WORD=DATA``.
 """
 
@@ -15,6 +16,8 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +77,15 @@ def brought(options: argparse.Namespace, name: str) -> dict[str, str]:
     return {word: spec for word, spec in given.items() if word in words}
 
 
+def narrowed(planned: Plan, patterns: list[str]) -> Plan:
+    """Only those lines whose words look like one of these; all where there is none."""
+
+    def named(line: tuple[str, ...]) -> bool:
+        return not patterns or any(fnmatchcase(", ".join(line), pattern) for pattern in patterns)
+
+    return replace(planned, lines=tuple(tuple(one for one in each if named(one.line)) for each in planned.lines))
+
+
 def add_scores(planned: Plan, out: Path) -> None:
     """LPIPS and what rests on it, for audits that were run where there was none."""
     ledger = Ledger(out)
@@ -91,6 +103,7 @@ def main() -> None:
     parser.add_argument("--data", action="append", default=[], metavar="WORD=DATA")
     parser.add_argument("--out", type=Path, default=Path("reproductions"))
     parser.add_argument("--keep", type=Path, default=os.environ.get("OUT"), help="copy results and pages to here")
+    parser.add_argument("--lines", action="append", default=[], metavar="PATTERN", help="run only these, as 'GI, *'")
     parser.add_argument("--limit", type=int, default=0, help="seconds after which to stop; 0: none")
     parser.add_argument("--score", action="store_true", help="run nothing: score what is done anew, and write pages")
     options = parser.parse_args()
@@ -107,7 +120,7 @@ def main() -> None:
             if options.score:
                 add_scores(planned, out)
             else:
-                run_here(planned, out, tell=Lines(planned, out, started))
+                run_here(narrowed(planned, options.lines), out, tell=Lines(planned, out, started))
         signal.alarm(0)
     except KeyboardInterrupt:
         say(started, "stopped; finished cases are kept")

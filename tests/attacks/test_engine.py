@@ -11,11 +11,15 @@ import torch
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.engine import Plan, bound, plan_for
+from gradveil.attacks.engine import Given, Plan, bound, plan_for, ways_of
 from gradveil.attacks.matching import Matching
 from gradveil.attacks.search import Adam
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT
+from gradveil.core.trees import moved
+from gradveil.core.types import Params
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +103,37 @@ def test_for_a_large_model_only_joint_is_tried() -> None:
     assert plan_for(ways, starts, given) == Plan("joint", 2)
     with pytest.raises(pytest.fail.Exception):
         plan_for(ways, starts, {"reply": torch.zeros(2, 2**10)})
+
+
+@GPU
+@pytest.mark.parametrize("side_by_side", [1, 2, 5])
+def test_problems_side_by_side_are_as_one_by_one(side_by_side: int) -> None:
+    """Five problems through graphs of fewer, where the last part begins within the one before."""
+    generator = torch.Generator().manual_seed(0)
+    starts = moved({"x": torch.randn(5, 3, generator=generator)}, "cuda")
+    given = {"reply": moved({"w": torch.randn(5, 4, 3, generator=generator)}, "cuda")}
+
+    def single(unknowns: Params, about: Given) -> tuple[Params, torch.Tensor]:
+        found = torch.func.grad_and_value(lambda u: (about["reply"]["w"] @ u["x"].tanh()).square().sum())(unknowns)
+        return found[0], found[1]
+
+    way = ways_of({"reverse": single}, None)["loop reverse"]
+    replayed = bound(Plan("loop reverse", side_by_side, graph=True), way, starts, given)
+    for factor in (1.0, 0.5):  # with what a graph was captured for, and with something else
+        point = {"x": starts["x"] * factor}
+        torch.testing.assert_close(replayed(point), way(point, given))
+
+
+@GPU
+def test_what_cannot_be_captured_is_looped_over(own_cache: Path) -> None:
+    def asks(unknowns: Params, _: Given) -> tuple[Params, torch.Tensor]:
+        return unknowns, unknowns["x"].sum() * float(unknowns["x"].sum())
+
+    ways = ways_of({"reverse": asks}, None)
+    starts, given = {"x": torch.ones(3, 2, device="cuda")}, {"reply": torch.zeros(3, 2**20, device="cuda")}
+    assert plan_for(ways, starts, given) == Plan("loop reverse", 1)
+    assert plan_for(ways, starts, given) == Plan("loop reverse", 1), "and so it is when it is remembered"
+    assert not next(iter(json.loads(own_cache.read_text()).values()))["graph"]
 
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap", "joint"])

@@ -153,6 +153,15 @@ def test_labels_of_batches_with_repeats() -> None:
     assert sum(right) / len(right) >= 0.95
 
 
+def test_labels_after_local_steps_of_a_large_model() -> None:
+    """Which there are; in which mini-batch each was, steps so small do not show."""
+    batches = private_batches(3, 4)
+    recipe = Recipe(sends="delta", lr=0.01, epochs=2, batch_size=2)
+    labels = infer_labels(observed(batches, model="resnet18", recipe=recipe), 4)
+    right = [label_accuracy(labels[i], batch.labels) for i, batch in enumerate(batches)]
+    assert sum(right) / len(right) >= 0.9
+
+
 def test_granted_labels_are_taken() -> None:
     batches = private_batches(2, 3)
     seen = observed(batches, threat="C+labels", defense="noise:sigma=1000")

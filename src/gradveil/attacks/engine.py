@@ -1,10 +1,10 @@
 """Stepping N problems together. Problems are written for themselves; here is decided how N of them are run.
 
-``loop`` takes them one by one, ``vmap`` lets torch batch the code of one, ``joint`` is code that was written for many.
-On a GPU each can be captured as one CUDA graph, which removes the cost of starting thousands of small kernels. Which
-way is fastest depends on the model and the machine, so a short measurement decides. Its result is kept: the same
-machine takes the same way again, and gives the same numbers. ``compiled`` fuses the kernels of vmap; compiling takes
-longer than most attacks, so it is never tried unasked.
+``loop`` takes them one by one, on a GPU some side by side; ``vmap`` lets torch batch the code of one; ``joint`` is code
+that was written for many. On a GPU each is captured as a CUDA graph where it can be, which removes the cost of starting
+thousands of small kernels. Which way is fastest depends on the model and the machine, so a short measurement decides.
+Its result is kept: the same machine takes the same way again, and gives the same numbers. ``compiled`` fuses kernels of
+vmap; compiling takes longer than most attacks, so it is never tried unasked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -26,9 +27,10 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradveil.assets import cache_folder
-from gradveil.attacks.graph import captured
+from gradveil.attacks.graph import captured, captured_by_parts
 from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.graphs import side_by_side
 from gradveil.core.types import Params
 
 Given = dict[str, Any]
@@ -51,10 +53,13 @@ _TRIED = {"cpu": 4, "cuda": 128}
 _TRIED_BYTES = 2**30
 """On fewer if what is given of them takes more than this: on a large model few problems fill a card."""
 _LARGE_BYTES = 2**22
-"""From so much given of a problem on, as of models with a million parameters, ``joint`` is not compared with the rest.
+"""From so much given of a problem on, as of models with a million parameters, ``joint`` is not compared with the rest,
+and where there is no such way, ``loop`` on a GPU is not compared with ``vmap``.
 
-It won whenever it was; letting cuDNN try its kernels for the other ways took up to a minute of a GPU.
+They won whenever they were; letting cuDNN try its kernels for the other ways took up to a minute of a GPU.
 """
+_SIDE_BY_SIDE = 16
+"""So many problems, at most, run beside each other on a GPU: enough to fill it."""
 _SHARE_OF_MEMORY = 0.4
 _FEW = 2
 _SAME = 1e-2
@@ -62,10 +67,11 @@ _SAME = 1e-2
 
 @dataclass(frozen=True)
 class Choice:
-    """What is remembered: the fastest way, and the bytes of memory that it takes for a problem."""
+    """What is remembered: the fastest way, the bytes of memory that it takes for a problem, and whether in a graph."""
 
     way: str
     each: int
+    graph: bool = True
 
 
 @dataclass(frozen=True)
@@ -123,16 +129,21 @@ def _admitted(strategy: Strategy, ways: Mapping[str, Batched], unknowns: Params,
     """The ways that a strategy leaves."""
     if strategy != "auto":
         return [way for way in ways if way.split()[0] == strategy]
-    if "joint" in ways and _bytes_each(unknowns, given) >= _LARGE_BYTES:
+    large = _bytes_each(unknowns, given) >= _LARGE_BYTES
+    if large and "joint" in ways:
         return ["joint"]
+    if large and _on_gpu(unknowns):
+        return [way for way in ways if way.startswith("loop")]
     return [way for way in ways if not way.startswith("compiled")]
 
 
 def _fastest(ways: Mapping[str, Batched], unknowns: Params, given: Given, precision: Precision) -> Choice | None:
     """The way with the shortest time, measured on some of the problems; None where none can run."""
-    choices = [Choice(way, _memory_of_each(run, unknowns, given, precision)) for way, run in ways.items()]
+    choices = [Choice(way, _memory_of_each(way, run, unknowns, given, precision)) for way, run in ways.items()]
     if [choice.way for choice in choices] == ["joint"]:  # it has run already: it is compared before it is trusted
         return choices[0]
+    if _on_gpu(unknowns):  # what asks the card for a number cannot be captured
+        choices += [replace(choice, graph=False) for choice in choices if choice.way.startswith("loop")]
     timed = {
         choice: _seconds_per_problem(ways[choice.way], _planned(choice, unknowns, precision), unknowns, given)
         for choice in choices
@@ -156,7 +167,16 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
         with _precision(plan.precision, _device(point)):
             return in_chunks(point)
 
-    return captured(precise, unknowns) if plan.graph else precise
+    if not plan.graph:
+        return precise
+    if not plan.way.startswith("loop"):
+        return captured(precise, unknowns)
+
+    def part(point: Params, about: Given) -> tuple[Params, Tensor]:
+        with _precision(plan.precision, _device(point)):
+            return way(point, about)
+
+    return captured_by_parts(part, unknowns, given, min(plan.chunk, _count(unknowns)))
 
 
 def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
@@ -170,7 +190,8 @@ def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
 
 def _one_by_one(single: Single) -> Batched:
     def loop(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
-        results = [single(_at(unknowns, i), _at(given, i)) for i in range(_count(unknowns))]
+        works = [partial(single, _at(unknowns, i), _at(given, i)) for i in range(_count(unknowns))]
+        results = side_by_side(works) if _on_gpu(unknowns) else [work() for work in works]
         gradients = {name: torch.stack([gradient[name] for gradient, _ in results]) for name in results[0][0]}
         return gradients, torch.stack([value for _, value in results])
 
@@ -224,11 +245,11 @@ def _on_gpu(unknowns: Params) -> bool:
     return _device(unknowns).type == "cuda"
 
 
-def _memory_of_each(way: Batched, unknowns: Params, given: Given, precision: Precision) -> int:
+def _memory_of_each(name: str, way: Batched, unknowns: Params, given: Given, precision: Precision) -> int:
     """Bytes that a problem takes: on a GPU what a few of them took, elsewhere many times what is given of it."""
     if not _on_gpu(unknowns):
         return 20 * _bytes_each(unknowns, given)
-    few = min(_count(unknowns), _FEW)
+    few = 1 if name.startswith("loop") else min(_count(unknowns), _FEW)  # the first is done before the second begins
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -242,14 +263,16 @@ def _memory_of_each(way: Batched, unknowns: Params, given: Given, precision: Pre
 
 def _planned(choice: Choice, unknowns: Params, precision: Precision) -> Plan:
     """The way with as many problems together as fit."""
-    if choice.way.startswith("loop"):
+    loop = choice.way.startswith("loop")
+    if loop and not (_on_gpu(unknowns) and choice.graph):
         return Plan(choice.way, 1, False, precision)
     if _on_gpu(unknowns):
         torch.cuda.empty_cache()  # what only waits to be used again is free too
         memory, _ = torch.cuda.mem_get_info()
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    together = max(1, min(_count(unknowns), int(_SHARE_OF_MEMORY * memory / choice.each)))
+    most = min(_count(unknowns), _SIDE_BY_SIDE) if loop else _count(unknowns)
+    together = max(1, min(most, int(_SHARE_OF_MEMORY * memory / choice.each)))
     return Plan(choice.way, together, _on_gpu(unknowns), precision)
 
 
@@ -311,7 +334,7 @@ def _kept(key: str, ways: list[str]) -> Choice | None:
     known = _remembered().get(key)
     if not isinstance(known, dict) or known.get("way") not in ways:
         return None
-    return Choice(known["way"], max(1, int(known["each"])))
+    return Choice(known["way"], max(1, int(known["each"])), known.get("graph") is not False)
 
 
 def _remember(key: str, choice: Choice) -> None:

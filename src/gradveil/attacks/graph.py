@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from gradveil.core.graphs import Graph
 from gradveil.core.types import Params
@@ -23,3 +26,30 @@ def captured(evaluate: Evaluate, unknowns: Params) -> Evaluate:
         return gradients, values.clone()
 
     return replayed
+
+
+def captured_by_parts(
+    evaluate: Callable[[Params, Any], tuple[Params, Tensor]], unknowns: Params, given: Any, size: int
+) -> Evaluate:
+    """The same where one graph cannot hold all problems: ``size`` of them at a time are copied into it."""
+    count = len(next(iter(unknowns.values())))
+    parts = [slice(start, start + size) for start in (min(i, count - size) for i in range(0, count, size))]
+    graph = Graph(lambda both: evaluate(*both), _at((unknowns, given), parts[0]))
+
+    def replayed(point: Params) -> tuple[Params, Tensor]:
+        found: list[tuple[Params, Tensor]] = []
+        done = 0
+        for part in parts:
+            graph.load(_at(({name: point[name] for name in unknowns}, given), part))
+            graph.replay()
+            fresh = slice(done - part.start, None)  # the last part begins within the one before
+            found.append(_at(graph.copied(), fresh))
+            done = part.stop
+        gradients = {name: torch.cat([gradient[name] for gradient, _ in found]) for name in found[0][0]}
+        return gradients, torch.cat([values for _, values in found])
+
+    return replayed
+
+
+def _at(tree: Any, part: slice) -> Any:
+    return tree_map(lambda tensor: tensor[part], tree)

@@ -6,7 +6,7 @@ A small kernel takes the host longer to start than the card to do. A CUDA graph 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -97,6 +97,30 @@ class Replayed(Generic[T]):
     def __deepcopy__(self, _memo: dict[int, Any]) -> Replayed[T]:
         """A copy captures its own graphs."""
         return Replayed(self._function)
+
+
+_lanes: dict[int, list[torch.cuda.Stream]] = {}
+"""Streams of each card, kept: libraries make a workspace for every stream that they meet, and must not while a graph is
+captured."""
+
+
+def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of work that does not depend on each other, each on a stream of its own.
+
+    Started one by one from Python, the card does them nearly in turn; in a graph they do run beside each other.
+    """
+    main = torch.cuda.current_stream()
+    lanes = _lanes.setdefault(main.device_index, [])
+    while len(lanes) < len(works):
+        lanes.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    results = []
+    for lane, work in zip(lanes, works, strict=False):
+        lane.wait_stream(main)
+        with torch.cuda.stream(lane):
+            results.append(work())
+    for lane in lanes[: len(works)]:
+        main.wait_stream(lane)
+    return results
 
 
 def leaves(tree: Any) -> list[Tensor]:
