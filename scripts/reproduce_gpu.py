@@ -126,11 +126,11 @@ def main() -> None:
         say(started, "stopped; finished cases are kept")
     for planned in plans:
         out = options.out / f"{planned.reproduction.name}-{planned.scale}"
-        given = "".join(f" --{kind} {text}" for kind in ("npz", "data") for text in getattr(options, kind))
+        given = "".join(f" --npz {text}" for text in options.npz) + "".join(f" --data {text}" for text in options.data)
         how = (
             f"PYTHONPATH=src python scripts/reproduce_gpu.py {planned.reproduction.name} --scale {planned.scale}{given}"
         )
-        (options.out / f"{planned.reproduction.name}.md").write_text(page(planned, out, how=how))
+        (options.out / f"{planned.reproduction.name}.md").write_text(page(planned, out, how=how if options.npz else ""))
     if options.keep is not None:
         unfinished = shutil.ignore_patterns("observations", ".work", ".lock")
         shutil.copytree(options.out, options.keep, ignore=unfinished, dirs_exist_ok=True)

@@ -32,6 +32,7 @@ from gradveil.studies import Ledger, units_of
 MUST_SHOW = {
     "censor-1", "censor-2", "censor-3", "censor-7", "outpost-3", "outpost-4", "dcs2-1", "ggl-1", "ggl-2",
 }  # fmt: skip
+PAPER_PAGES = Path(__file__).parents[2] / "docs/results/paper"
 TABLES = [(name, table) for name, one in REPRODUCTIONS.items() for table in one.tables]
 
 
@@ -254,3 +255,9 @@ def test_every_line_runs_at_the_scale_small_with_the_shortest_searches(name: str
     text = page(planned, tmp_path)
     assert "failed:" not in text, [line for line in text.splitlines() if "failed:" in line]
     assert "not run yet" not in text
+
+
+@pytest.mark.parametrize("folder", sorted((PAPER_PAGES / "cases").iterdir()), ids=lambda folder: folder.name)
+def test_committed_pages_are_what_their_results_say(folder: Path) -> None:
+    name = folder.name.removesuffix("-paper")
+    assert page(plan(reproduction(name), "paper", device="cuda"), folder) == (PAPER_PAGES / f"{name}.md").read_text()
