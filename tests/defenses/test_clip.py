@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 import torch
+from torch import nn
 
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.trees import norm, scaled
 from gradveil.core.types import Params, Recipe
-from gradveil.defenses import DEFENSES, Log, clip
-from steps import SAMPLES, step_on
+from gradveil.defenses import DEFENSES, Log, clip, shared
+from gradveil.joint import UnsupportedError
+from steps import SAMPLES, step_of, step_on
 
 
 def test_tensors_above_the_bound_get_its_norm_and_the_others_stay() -> None:
@@ -40,8 +44,9 @@ def test_global_clipping_keeps_the_direction_of_the_whole() -> None:
     assert step.log.values("clipped") == (1.0, 0.0)
 
 
-def test_examples_are_clipped_as_in_a_plain_loop() -> None:
-    _, step = step_on("convnet:width=8", examples=5)
+@pytest.mark.parametrize("model", ["convnet:width=8", "vit"])
+def test_examples_are_clipped_as_in_a_plain_loop(model: str) -> None:
+    _, step = step_on(model, examples=5)
     singles = [step.gradient(step.batch.take(slice(i, i + 1))) for i in range(5)]
     lengths = [float(norm(g)) for g in singles]
     bound = sum(lengths) / 5
@@ -50,9 +55,66 @@ def test_examples_are_clipped_as_in_a_plain_loop() -> None:
         for name in step.params
     }
     sent = DEFENSES.build(f"clip:bound={bound},per=example").on_gradient(step.gradient(), step)
-    for name in expected:
-        assert torch.allclose(sent[name], expected[name], rtol=1e-4, atol=1e-7)
+    for name, tensor in expected.items():
+        assert (sent[name] - tensor).norm() <= 1e-5 * tensor.norm() + 1e-8
     assert step.log.means() == {"clipped": sum(length > bound for length in lengths) / 5}
+
+
+def refusing(_: object) -> NoReturn:
+    raise UnsupportedError("so that vmap takes the gradients")
+
+
+@pytest.mark.parametrize("model", ["resnet18", "vit"])
+def test_gradients_through_shared_weights_are_those_of_vmap(model: str) -> None:
+    _, step = step_on(model, examples=3)
+    found = shared.Examples(step).gradients(step.batch)
+    for name, tensor in step.example_gradients().items():
+        assert (found[name] - tensor).norm() <= 1e-5 * tensor.norm() + 1e-8
+
+
+@pytest.mark.parametrize("model", ["resnet18", "vit"])
+def test_a_large_model_is_clipped_the_same_without_forming_gradients(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clip, "EXAMPLES_AT_ONCE", 2)
+    _, step = step_on(model, examples=3)
+    bound = float(clip.example_norms(step.example_gradients()).mean())
+    found, clipped = clip._unformed(step, bound)
+    monkeypatch.setattr(shared, "network_of", refusing)
+    expected, as_well = clip._formed(step, bound)
+    assert clipped == as_well
+    assert list(found) == list(step.params), "noise is drawn in this order"
+    for name, tensor in expected.items():
+        assert (found[name] - tensor).norm() <= 1e-5 * tensor.norm() + 1e-8
+
+
+def test_gradients_of_a_small_model_are_formed() -> None:
+    with pytest.raises(UnsupportedError, match="quicker"):
+        clip._unformed(step_on("lenet", examples=2)[1], 1.0)
+
+
+class Around(nn.Module):
+    """Uses the weights of its first layer a second time, where no rule sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3072, 400), nn.Linear(400, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        outputs: torch.Tensor = self.last((self.first(x) + x.flip(1) @ self.first.weight.T).relu())
+        return outputs
+
+
+def test_a_model_that_goes_around_its_layers_is_found_out() -> None:
+    torch.manual_seed(0)
+    _, step = step_of(Around(), SAMPLES.batch(range(3)))
+    with pytest.raises(UnsupportedError, match="rules do not give"):
+        clip._unformed(step, 1.0)
+    expected, _ = clip._formed(step, 1.0)
+    sent = DEFENSES.build("clip:bound=1,per=example").on_gradient(step.gradient(), step)
+    for name, tensor in expected.items():
+        assert torch.equal(sent[name], tensor)
 
 
 def test_examples_in_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ class Problem:
         known = self.distance is None or (self.treated is not None and self.treated.fits(given))
         if rounded or not known or not isinstance(self.objective, OfMoments):
             return None
-        if not moments.worth(calls, problems, observed):
+        if not moments.worth(calls, problems, observed.keys()):
             return None
         found = moments.moments(calls, slopes, problems, observed)
         parts = found if self.treated is None else self.treated(found, given)

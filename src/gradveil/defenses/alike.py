@@ -12,6 +12,7 @@ from gradveil import joint
 from gradveil.core.trees import dot
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
+from gradveil.defenses.shared import network_of, passed
 from gradveil.joint import moments
 
 Alike = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -35,29 +36,17 @@ def alike_to(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]
 
 
 def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:
-    everything = {**step.frozen, **step.params}
-    if len({tensor.device for tensor in everything.values()}) > 1:
-        raise joint.UnsupportedError("the model is spread over several devices")
-    own = dict(step.model.module.named_buffers())
-    if any(not torch.equal(own[name], buffer) for name, buffer in step.model.buffers.items()):
-        raise joint.UnsupportedError("the batch has draws of its own")
-    network = joint.SharedNetwork(step.model.module, everything, train_mode=None)
-    count = len(targets)
-
-    with torch.enable_grad():
-        alone = targets.inputs.detach().unsqueeze(1).requires_grad_()
-        says, calls, slopes = network.derived(step.loss, alone, targets.labels.unsqueeze(1))
+    network, count = network_of(step), len(targets)
+    says, calls, slopes = passed(network, step, targets)
     with torch.no_grad():
         wanted = joint.gradients(calls, slopes, count, step.params.keys())
-    if not moments.worth(calls, count, wanted):
-        raise joint.UnsupportedError("with so few weights it is quicker to form the gradients")
 
     def alike(inputs: Tensor) -> tuple[Tensor, Tensor]:
         said, calls, slopes = network.derived(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
         found = moments.total(moments.moments(calls, slopes, count, wanted).values())
         return _cosine(found.product, found.square, found.observed), said[:, 0]
 
-    return alike, says[:, 0].detach()
+    return alike, says
 
 
 def _each_alone(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:

@@ -16,6 +16,7 @@ from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.public import public_images
 from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.shared import Examples
 from gradveil.defenses.trials import Flat, LossAfter, LossAt, cosine, norms_of, project, project_together
 
 POOL = 50
@@ -149,13 +150,14 @@ class Censor(Defense):
         chunk = max(1, min(self.trials, room // flat.bytes))
         pool = (self._pool or self._public_pool(step)) if self.source == "public" else None
         order = None if pool is None else torch.randperm(len(pool), generator=step.rng, device=step.rng.device)
+        examples = None if pool is None else Examples(step)
         for start in range(0, self.trials, chunk):
             stop = min(start + chunk, self.trials)
-            if pool is None or order is None:
+            if pool is None or order is None or examples is None:
                 yield flat.gaussian(stop - start, step.rng)
             else:
                 shown = pool.take(order[start:stop].to(pool.labels.device))
-                yield flat.joined(step.example_gradients(shown), leading=1)
+                yield flat.joined(examples.gradients(shown), leading=1)
 
     def _public_pool(self, step: Step) -> Batch:
         pool = public_images(self.public, step.batch.inputs, max(POOL, self.trials), defense="censor")

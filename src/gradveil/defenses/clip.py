@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradveil import joint
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import exact_norms, map_each, norm, scaled
+from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Log, Step, Transform
 from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.shared import Examples, network_of, passed
+from gradveil.joint import moments
 
 ENTRIES_AT_ONCE = 2**26
 """So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
+EXAMPLES_AT_ONCE = 64
+"""So many go through a large model together where no gradients of single examples are held."""
 
 
 @DEFENSES.register("clip")
@@ -67,6 +72,39 @@ class ClipExamples(Defense):
 
 def clipped_mean(step: Step, bound: float) -> Params:
     """The mean over the batch of each example's whole gradient, scaled to at most ``bound``; logs the share clipped."""
+    try:
+        mean, clipped = _unformed(step, bound)
+    except joint.UnsupportedError:
+        mean, clipped = _formed(step, bound)
+    step.log.add("clipped", clipped / len(step.batch))
+    return mean
+
+
+def _unformed(step: Step, bound: float) -> tuple[Params, float]:
+    """The same for a large model, and how many were clipped, without the gradient of any one example.
+
+    Of each only its length is found. What is kept of it scales the slopes at the outputs of every layer, and these give
+    the sum over all examples at once.
+    """
+    network, count = network_of(step), len(step.batch)
+    total: Params = {}
+    clipped = 0.0
+    for start in range(0, count, EXAMPLES_AT_ONCE):
+        some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
+        _, calls, slopes = passed(network, step, some)
+        with torch.no_grad():
+            lengths = moments.lengths(calls, slopes, len(some), step.params.keys())
+            clipped += float((lengths > bound).sum())
+            kept = shrinkage(lengths, bound)
+            shrunk = tuple(slope * kept.view(-1, *[1] * (slope.dim() - 1)) for slope in slopes)
+            found = joint.gradients(calls, shrunk, 1, step.params.keys())
+        part = {name: found[name][0] for name in step.params}
+        total = add(total, part) if total else part
+    return scaled(total, 1 / count), clipped
+
+
+def _formed(step: Step, bound: float) -> tuple[Params, float]:
+    """The same for any model, with the gradients of some examples at a time."""
     clipped = 0.0
 
     def shrunk(each: Params) -> Params:
@@ -75,9 +113,7 @@ def clipped_mean(step: Step, bound: float) -> Params:
         clipped += float((lengths > bound).sum())
         return scale_examples(each, shrinkage(lengths, bound))
 
-    mean = mean_over_examples(step, shrunk)
-    step.log.add("clipped", clipped / len(step.batch))
-    return mean
+    return mean_over_examples(step, shrunk), clipped
 
 
 def mean_over_examples(step: Step, change: Callable[[Params], Params]) -> Params:
@@ -91,8 +127,9 @@ def mean_over_examples(step: Step, change: Callable[[Params], Params]) -> Params
 
 def _in_chunks(step: Step) -> Iterator[Params]:
     size = max(1, ENTRIES_AT_ONCE // max(1, sum(p.numel() for p in step.params.values())))
+    examples = Examples(step)
     for start in range(0, len(step.batch), size):
-        yield step.example_gradients(step.batch.take(slice(start, start + size)))
+        yield examples.gradients(step.batch.take(slice(start, start + size)))
 
 
 def example_norms(each: Params) -> Tensor:

@@ -18,6 +18,7 @@ from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.largest import Array, LargestOfEach, parts_of
 from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.shared import Examples
 
 CHANCES = 64
 """Random numbers drawn at once to decide which steps are perturbed."""
@@ -202,9 +203,9 @@ def _example_fisher(step: Step) -> Params:
     """The mean of squared gradients of single examples, [size] by name."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in step.params.values())
     chunk = max(1, EXAMPLES_AT_ONCE // size)
-    total = map_each(torch.zeros_like, step.params)
+    total, examples = map_each(torch.zeros_like, step.params), Examples(step)
     for start in range(0, len(step.batch), chunk):
-        alone = step.example_gradients(step.batch.take(slice(start, start + chunk)))
+        alone = examples.gradients(step.batch.take(slice(start, start + chunk)))
         total = map_each(lambda sum_, each: sum_ + each.square().sum(0) / len(step.batch), total, alone)
     return total
 

@@ -8,7 +8,7 @@ problems, is never formed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from typing import NamedTuple
 
 import torch
@@ -39,33 +39,46 @@ def total(parts: Iterable[Moments]) -> Moments:
     return Moments(*(torch.stack(numbers).sum(0) for numbers in zip(*parts, strict=True)))
 
 
-def worth(calls: list[Call], problems: int, observed: Params) -> bool:
-    """Whether enough of the observed gradient is in such layers; each layer has to be passed once, and seen whole."""
-    names = [name for call in calls for name in call.parameters.values()]
-    whole = all(_shown(call, observed) in (set(), set(call.parameters.values())) for call in calls)
-    spared = [observed[call.parameters["weight"]][0].numel() for call in calls if _is_slim(call, problems, observed)]
-    return len(set(names)) == len(names) and whole and sum(spared) >= WORTH
+def worth(calls: list[Call], problems: int, names: KeysView[str]) -> bool:
+    """Whether enough of these parameters is in such layers; each layer has to be passed once, and seen whole."""
+    everything = [name for call in calls for name in call.parameters.values()]
+    whole = all(_shown(call, names) in (set(), set(call.parameters.values())) for call in calls)
+    spared = [_weight(call).numel() for call in calls if _shown(call, names) and _is_slim(call, problems)]
+    return len(set(everything)) == len(everything) and whole and sum(spared) >= WORTH
 
 
 def moments(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, observed: Params) -> dict[str, Moments]:
     """Those of each tensor of ``observed`` [N, ...], differentiable in what passed through the layers."""
     found: dict[str, Moments] = {}
     for call, slope in zip(calls, slopes, strict=True):
-        if _shown(call, observed):
-            way = _slim if _is_slim(call, problems, observed) else _formed
+        if _shown(call, observed.keys()):
+            way = _slim if _is_slim(call, problems) else _formed
             found |= way(call, slope, problems, observed)
     return found
 
 
+def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str]) -> Tensor:
+    """[N]: how long the gradient of each problem is, over all of these parameters."""
+    squares = []
+    for call, slope in zip(calls, slopes, strict=True):
+        if not _shown(call, names):
+            continue
+        if _is_slim(call, problems):
+            d, x = _factors(call, slope, problems)
+            squares.append(_square_of_product(d, x))
+            squares += [d.sum(dim=2).square().sum(dim=1)] if "bias" in call.parameters else []
+        else:
+            formed = gradients([call], (slope,), problems)
+            squares += [tensor.flatten(1).square().sum(dim=1) for tensor in formed.values()]
+    return torch.stack(squares).sum(0).clamp(min=0).sqrt()
+
+
 def _slim(call: Call, slope: Tensor, problems: int, observed: Params) -> dict[str, Moments]:
-    assert call.layer is not None
-    assert call.inputs is not None
-    d, x = rules.FACTORS[type(call.layer)](call.layer, call.inputs, slope, problems)
+    d, x = _factors(call, slope, problems)
     names = call.parameters
     weight = observed[names["weight"]]
     product = (d * (weight.flatten(2) @ x)).sum(dim=(1, 2))
-    square = ((d.transpose(1, 2) @ d) * (x.transpose(1, 2) @ x)).sum(dim=(1, 2))
-    found = {names["weight"]: Moments(product, square, _square(weight))}
+    found = {names["weight"]: Moments(product, _square_of_product(d, x), _square(weight))}
     return found if "bias" not in names else {**found, names["bias"]: _between(d.sum(dim=2), observed[names["bias"]])}
 
 
@@ -83,15 +96,32 @@ def _square(observed: Tensor) -> Tensor:
     return exact_norms(observed.flatten(1)).square()
 
 
-def _is_slim(call: Call, problems: int, observed: Params) -> bool:
+def _factors(call: Call, slope: Tensor, problems: int) -> tuple[Tensor, Tensor]:
+    assert call.layer is not None
+    assert call.inputs is not None
+    return rules.FACTORS[type(call.layer)](call.layer, call.inputs, slope, problems)
+
+
+def _square_of_product(d: Tensor, x: Tensor) -> Tensor:
+    """[N]: the squared length of D X'."""
+    return ((d.transpose(1, 2) @ d) * (x.transpose(1, 2) @ x)).sum(dim=(1, 2))
+
+
+def _is_slim(call: Call, problems: int) -> bool:
     """Whether the products of positions are less work than the gradient."""
-    weight = observed.get(call.parameters.get("weight", ""))
-    if weight is None or type(call.layer) not in rules.FACTORS:
+    if type(call.layer) not in rules.FACTORS:
         return False
-    outputs, inputs = weight[0].flatten(1).shape
+    outputs, inputs = _weight(call).flatten(1).shape
     positions = call.outputs.numel() // (problems * outputs)
     return positions * (outputs + inputs) < outputs * inputs
 
 
-def _shown(call: Call, observed: Params) -> set[str]:
-    return observed.keys() & set(call.parameters.values())
+def _weight(call: Call) -> Tensor:
+    assert call.layer is not None
+    weight = call.layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _shown(call: Call, names: KeysView[str]) -> set[str]:
+    return names & set(call.parameters.values())

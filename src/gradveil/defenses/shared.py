@@ -1,0 +1,90 @@
+"""The network of a local step as one through which examples go together, each with a gradient of its own."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from gradveil import joint
+from gradveil.core.types import Batch, Params
+from gradveil.defenses.base import Step
+from gradveil.joint import moments
+
+_FEW = 2
+_SAME = 1e-2
+_FEW_WEIGHTS = "with so few weights it is quicker to form the gradient of every example"
+_judged: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], str]] = WeakKeyDictionary()
+"""By model and trained parameters, why examples do not go through it together; empty where they do."""
+
+
+def network_of(step: Step) -> joint.SharedNetwork:
+    """The model at the parameters of a step; raises UnsupportedError where its examples cannot or need not share it."""
+    if sum(tensor.numel() for tensor in step.params.values()) < moments.WORTH:
+        raise joint.UnsupportedError(_FEW_WEIGHTS)
+    everything = {**step.frozen, **step.params}
+    if len({tensor.device for tensor in everything.values()}) > 1:
+        raise joint.UnsupportedError("the model is spread over several devices")
+    module = step.model.module
+    own = dict(module.named_buffers())
+    if any(not torch.equal(own[name], buffer) for name, buffer in step.model.buffers.items()):
+        raise joint.UnsupportedError("the batch has draws of its own")
+    network = joint.SharedNetwork(module, everything, train_mode=None)
+    judged, trained = _judged.setdefault(module, {}), tuple(step.params)
+    if trained not in judged:
+        judged[trained] = _complaint(network, step)
+    if judged[trained]:
+        raise joint.UnsupportedError(judged[trained])
+    return network
+
+
+def passed(
+    network: joint.SharedNetwork, step: Step, batch: Batch
+) -> tuple[Tensor, list[joint.Call], tuple[Tensor, ...]]:
+    """What the model says of each example alone, [n, classes], and what the gradient of each is made of."""
+    with torch.enable_grad():
+        alone = batch.inputs.detach().unsqueeze(1).requires_grad_()
+        says, calls, slopes = network.derived(step.loss, alone, batch.labels.unsqueeze(1))
+    return says[:, 0].detach(), calls, slopes
+
+
+class Examples:
+    """Gradients of single examples of a step: a large model takes them through shared weights, others by vmap."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._network: joint.SharedNetwork | None
+        try:
+            self._network = network_of(step)
+        except joint.UnsupportedError:
+            self._network = None
+
+    def gradients(self, batch: Batch) -> Params:
+        """That of every one of these examples, [n, ...] by name."""
+        if self._network is None:
+            return self._step.example_gradients(batch)
+        _, calls, slopes = passed(self._network, self._step, batch)
+        with torch.no_grad():
+            found = joint.gradients(calls, slopes, len(batch), self._step.params.keys())
+        return {name: found[name] for name in self._step.params}
+
+
+def _complaint(network: joint.SharedNetwork, step: Step) -> str:
+    """Why examples better not share it, judged by a few of them as one batch; empty if they may.
+
+    Code may go around its layers: then the layer rules give another gradient than backward does.
+    """
+    some = step.batch.take(slice(_FEW))
+    with torch.enable_grad():
+        inputs = some.inputs.detach().unsqueeze(0).requires_grad_()
+        _, calls, slopes = network.derived(step.loss, inputs, some.labels.unsqueeze(0))
+    if not moments.worth(calls, len(some), step.params.keys()):
+        return _FEW_WEIGHTS
+    with torch.no_grad():
+        found: Params = joint.gradients(calls, slopes, 1, step.params.keys())
+    expected = step.gradient(some)
+    same = found.keys() == expected.keys() and all(
+        (found[name][0] - tensor).norm() <= _SAME * tensor.norm() + 1e-12 for name, tensor in expected.items()
+    )
+    return "" if same else "the layer rules do not give the gradient of this model"
