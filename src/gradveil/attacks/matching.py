@@ -49,6 +49,7 @@ from gradveil.core.seeding import derive, generator
 from gradveil.core.trees import map_each, stack
 from gradveil.core.types import Params
 from gradveil.joint import UnsupportedError
+from gradveil.joint.moments import squares
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -219,6 +220,7 @@ class Matching(Attack):
             given |= tree_map(lambda *tensors: torch.stack(tensors), *(self.counter.known(one) for one in seen))
         if self.statistics and one.statistics is not None:
             given["statistics"] = stack([one.statistics or {} for one in seen])
+        given["squares"] = squares(given["reply"])
         return {**for_population(given, self.restarts), "labels": labels}
 
     def _ways(self, phase: Phase, one: Observation, prior: Prior, starts: Params, given: Given) -> dict[str, Batched]:

@@ -8,7 +8,8 @@ problems, is never formed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable, KeysView, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from gradveil.joint.network import Call, gradients
 
 WORTH = 2**20
 """Entries that are not formed, from which on it pays."""
+SMALL = 2**12
+"""Up to so many entries, tensors are compared with the observed ones together."""
 
 
 class Moments(NamedTuple):
@@ -47,14 +50,60 @@ def worth(calls: list[Call], problems: int, names: KeysView[str]) -> bool:
     return len(set(everything)) == len(everything) and whole and sum(spared) >= WORTH
 
 
-def moments(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, observed: Params) -> dict[str, Moments]:
-    """Those of each tensor of ``observed`` [N, ...], differentiable in what passed through the layers."""
-    found: dict[str, Moments] = {}
+def squares(observed: Params) -> dict[str, Tensor]:
+    """The squared length of each tensor [N, ...] of observed gradients, [N] each."""
+    return {name: exact_norms(tensor.flatten(1)).square() for name, tensor in observed.items()}
+
+
+def moments(
+    calls: list[Call], slopes: tuple[Tensor, ...], problems: int, observed: Params, lengths: Mapping[str, Tensor]
+) -> dict[str, Moments]:
+    """Those of each tensor of ``observed`` [N, ...], differentiable in what passed through the layers.
+
+    ``lengths`` are the ``squares`` of ``observed``, which stay as they are while candidates change.
+    """
+    products: dict[str, Tensor] = {}
+    own: dict[str, Tensor] = {}
+    small: Params = {}
     for call, slope in zip(calls, slopes, strict=True):
-        if _shown(call, observed.keys()):
-            way = _slim if _is_slim(call, problems) else _formed
-            found |= way(call, slope, problems, observed)
-    return found
+        if not _shown(call, observed.keys()):
+            continue
+        if _is_slim(call, problems):
+            d, x = _factors(call, slope, problems)
+            weight = call.parameters["weight"]
+            products[weight] = (d * (observed[weight].flatten(2) @ x)).sum(dim=(1, 2))
+            own[weight] = _square_of_product(d, x)
+            formed = {call.parameters["bias"]: d.sum(dim=2)} if "bias" in call.parameters else {}
+        else:
+            formed = gradients([call], (slope,), problems)
+        for name, tensor in formed.items():
+            if tensor[0].numel() <= SMALL:
+                small[name] = tensor
+            else:
+                products[name] = (tensor * observed[name]).flatten(1).sum(dim=1)
+                own[name] = tensor.square().flatten(1).sum(dim=1)
+    if small:
+        both, alone = _in_one_go(small, {name: observed[name] for name in small})
+        products |= both
+        own |= alone
+    return {name: Moments(products[name], own[name], lengths[name]) for name in products}
+
+
+def _in_one_go(gradients: Params, observed: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Products and squares of many small tensors, by name, in a few kernels: one by one, starting them is the work."""
+    own, seen = (torch.cat([tensor.flatten(1) for tensor in tree.values()], dim=1) for tree in (gradients, observed))
+    sizes = tuple(tensor[0].numel() for tensor in gradients.values())
+    members = _members(sizes, own.device, own.dtype)
+    products, squares = ((own * other @ members).unbind(dim=1) for other in (seen, own))
+    return dict(zip(gradients, products, strict=True)), dict(zip(gradients, squares, strict=True))
+
+
+@cache
+def _members(sizes: tuple[int, ...], device: torch.device, kind: torch.dtype) -> Tensor:
+    """[entries, tensors]: 1 where an entry is of a tensor. Kept for good, for captured graphs go on reading it."""
+    tensors = torch.arange(len(sizes), device=device)
+    of_entries = tensors.repeat_interleave(torch.tensor(sizes, device=device))
+    return (of_entries[:, None] == tensors).to(kind)
 
 
 def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str]) -> Tensor:
@@ -71,29 +120,6 @@ def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names:
             formed = gradients([call], (slope,), problems)
             squares += [tensor.flatten(1).square().sum(dim=1) for tensor in formed.values()]
     return torch.stack(squares).sum(0).clamp(min=0).sqrt()
-
-
-def _slim(call: Call, slope: Tensor, problems: int, observed: Params) -> dict[str, Moments]:
-    d, x = _factors(call, slope, problems)
-    names = call.parameters
-    weight = observed[names["weight"]]
-    product = (d * (weight.flatten(2) @ x)).sum(dim=(1, 2))
-    found = {names["weight"]: Moments(product, _square_of_product(d, x), _square(weight))}
-    return found if "bias" not in names else {**found, names["bias"]: _between(d.sum(dim=2), observed[names["bias"]])}
-
-
-def _formed(call: Call, slope: Tensor, problems: int, observed: Params) -> dict[str, Moments]:
-    found = gradients([call], (slope,), problems)
-    return {name: _between(tensor, observed[name]) for name, tensor in found.items()}
-
-
-def _between(gradient: Tensor, observed: Tensor) -> Moments:
-    own, seen = gradient.flatten(1), observed.flatten(1)
-    return Moments((own * seen).sum(dim=1), own.square().sum(dim=1), _square(observed))
-
-
-def _square(observed: Tensor) -> Tensor:
-    return exact_norms(observed.flatten(1)).square()
 
 
 def _factors(call: Call, slope: Tensor, problems: int) -> tuple[Tensor, Tensor]:

@@ -60,26 +60,22 @@ class FixedNorm(nn.Module):
 
     def __init__(self, layer: _BatchNorm) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
-        self.running_mean, self.running_var = layer.running_mean, layer.running_var
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        self.weight, self.bias = layer.weight, layer.bias
+        with torch.no_grad():  # all of it is fixed, so that a pass need not work it out again
+            scale = (layer.running_var + layer.eps).rsqrt()
+            shift = -layer.running_mean * scale
+            self._normal = scale, shift
+            if self.weight is not None:
+                scale, shift = scale * self.weight, shift * self.weight
+            self._whole = scale, shift if self.bias is None else shift + self.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        scale, shift = self._scale_and_shift()
-        if self.weight is not None:
-            scale, shift = scale * self.weight, shift * self.weight
-        if self.bias is not None:
-            shift = shift + self.bias
-        return torch.addcmul(_channels(shift, x), x, _channels(scale, x))
+        return _scaled_and_shifted(x, *self._whole)
 
     def normalised(self, x: Tensor) -> Tensor:
-        scale, shift = self._scale_and_shift()
-        return torch.addcmul(_channels(shift, x), x, _channels(scale, x))
-
-    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        scale = (self.running_var + self.eps).rsqrt()
-        return scale, -self.running_mean * scale
+        return _scaled_and_shifted(x, *self._normal)
 
 
 class ProblemBatchNorm(nn.Module):
@@ -102,6 +98,10 @@ class ProblemBatchNorm(nn.Module):
         centered = each - each.mean(dim=over, keepdim=True)
         variance = centered.square().mean(dim=over, keepdim=True)
         return (centered / (variance + self.eps).sqrt()).flatten(0, 1)
+
+
+def _scaled_and_shifted(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.addcmul(_channels(shift, x), x, _channels(scale, x))
 
 
 def _channels(values: Tensor, x: Tensor) -> Tensor:
