@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradveil.report.records import Cost, Verdict
-from gradveil.report.scatter import HEIGHT, LETTER, LINE, RADIUS, WIDTH, Dot, scatter
+from gradveil.report.records import Cost, Rebuilt, Verdict
+from gradveil.report.scatter import HEIGHT, LETTER, LINE, RADIUS, REACH, WIDTH, Dot, scatter
 from gradveil.report.tradeoff import tradeoff
 
 SHARES = st.floats(0, 1)
@@ -87,6 +88,15 @@ def test_dots_in_one_place_share_a_label() -> None:
     assert set(labels(drawn(*(dot(number, 0.1, 1.0) for number in (1, 2, 3, 5))))) == {"1–3, 5"}
 
 
+def test_what_was_rebuilt_without_candidates_is_a_diamond_below_the_dot_with_its_own_label() -> None:
+    svg = drawn(Dot(7, "a defense", "leaks", 0.1, 1.0, (0.8, 1.0), rebuilt=0.25), dot(8, 0.1, 0.25))
+    (diamond,) = (path.attrib["d"] for path in svg.iter("path") if path.attrib.get("class") == "rebuilt")
+    (x, y), (other_x, other_y) = circles(svg)
+    assert diamond.startswith(f"M{other_x - REACH:.1f} {other_y:.1f}l"), "where a dot of that share stands"
+    assert (x, y < other_y) == (other_x, True)
+    assert labels(svg).keys() == {"7", "7, 8"}
+
+
 def test_every_dot_says_what_it_is() -> None:
     svg = drawn(dot(1, 0.1, 0.5), dot(2, None, 0.5))
     assert [title.text for title in svg.iter("title")] == ["defense 1", "defense 2"]
@@ -131,3 +141,13 @@ def test_no_defense_costs_nothing_where_a_cost_is_known() -> None:
 
 def test_without_a_training_there_is_no_plot() -> None:
     assert tradeoff([verdict("none", 1.0), verdict("clip", 0.5)]).plot is None
+
+
+def test_the_share_without_candidates_is_told_beside_the_worst_case() -> None:
+    cost = Cost("C", accuracy=0.75, accuracy_lost=0.05, time_added=0.1, sentence="")
+    ranked = replace(verdict("clip", 1.0, cost), rebuilt=Rebuilt("ig", 0.25, (0.05, 0.7), 0.01))
+    shown = tradeoff([verdict("none", 1.0), ranked])
+    assert shown.rebuilt
+    assert shown.plot is not None
+    assert "clip: 100% identified, 95% interval 0% to 100%; without candidates 25%; accuracy lost" in shown.plot
+    assert not tradeoff([verdict("none", 1.0), verdict("clip", 0.5, cost)]).rebuilt

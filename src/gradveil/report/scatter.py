@@ -1,12 +1,13 @@
 """The plot of privacy against utility as inline SVG: for each defense a dot with its interval, and a label to read.
 
-Dots stand where they belong, also on top of each other; those that do share one label.
+Dots stand where they belong, also on top of each other; those that do share one label. Where the worst case is that of
+an adversary with a list of candidates, a diamond says what was rebuilt without one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -22,8 +23,8 @@ INSET = 22
 LEAST_SPAN = 0.05
 """So much accuracy lies on the axis at least, lest small differences look large."""
 STEPS, MOST_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5), 6
-RADIUS, NEAR = 5, 8
-"""Of a dot, and how close two are that share a label, in pixels."""
+RADIUS, REACH, NEAR = 5, 7, 8
+"""Of a dot, of a diamond, and how close two are that share a label, in pixels."""
 LINE, LETTER = 14, 6.6
 """Height of a label, and width of a letter in it."""
 
@@ -42,6 +43,8 @@ class Dot:
     lost: float | None
     share: float
     interval: tuple[float, float] | None
+    rebuilt: float | None = None
+    """The share identified without candidates, where that is another."""
 
 
 def scatter(dots: Sequence[Dot]) -> Markup:
@@ -59,13 +62,18 @@ def scatter(dots: Sequence[Dot]) -> Markup:
         return LEFT + INSET + share * (right - LEFT - 2 * INSET)
 
     places = [(across(dot.lost), _down(dot.share)) for dot in dots]
-    drawn = [_drawn(dot, place) for dot, place in zip(dots, places, strict=True)]
+    drawn = [_drawn(dot, place) for dot, place in _paired(dots, places)]
+    diamonds = {dot.number: (x, _down(dot.rebuilt)) for dot, (x, _) in _paired(dots, places) if dot.rebuilt is not None}
     ticks = "".join(_tick(across(value), value) for value in _ticks(low, high))
     words = f"Share of images identified against accuracy lost, for {len(dots)} defenses; the table has the numbers"
     return Markup(
         f'<svg class="scatter" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(words)}">'
-        f"{_frame(right, aside)}{ticks}{''.join(drawn)}{_labels(dots, places, right)}</svg>"
+        f"{_frame(right, aside)}{ticks}{''.join(drawn)}{_labels(dots, places, diamonds, right)}</svg>"
     )
+
+
+def _paired(dots: Sequence[Dot], places: Sequence[Place]) -> Iterator[tuple[Dot, Place]]:
+    return zip(dots, places, strict=True)
 
 
 def _within(value: float, low: float, high: float) -> float:
@@ -115,28 +123,36 @@ def _drawn(dot: Dot, place: Place) -> str:
     x, y = place
     low, high = (dot.share, dot.share) if dot.interval is None else dot.interval
     known = "" if dot.lost is not None else " untrained"
+    diamond = "" if dot.rebuilt is None else _diamond(x, _down(dot.rebuilt))
     return (
         f'<g class="dot {dot.kind}{known}"><title>{escape(dot.words)}</title>'
         f'<path d="M{x:.1f} {_down(low):.1f}V{_down(high):.1f}"/>'
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS}"/></g>'
+        f'{diamond}<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS}"/></g>'
     )
 
 
-def _labels(dots: Sequence[Dot], places: Sequence[Place], right: float) -> str:
+def _diamond(x: float, y: float) -> str:
+    """Larger than a dot, so that both are seen in one place."""
+    far = REACH
+    return f'<path class="rebuilt" d="M{x - far:.1f} {y:.1f}l{far}-{far} {far} {far}-{far} {far}z"/>'
+
+
+def _labels(dots: Sequence[Dot], places: Sequence[Place], diamonds: Mapping[int, Place], right: float) -> str:
     """A label for each place, where it covers neither a dot nor an interval nor another label."""
-    shared: dict[Place, list[int]] = {}
-    for dot, (x, y) in zip(dots, places, strict=True):
+    shared: dict[Place, set[int]] = {}
+    for number, (x, y) in [*((dot.number, place) for dot, place in _paired(dots, places)), *diamonds.items()]:
         near = (at for at in shared if abs(at[0] - x) <= NEAR and abs(at[1] - y) <= NEAR)
-        shared.setdefault(next(near, (x, y)), []).append(dot.number)
-    taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places]
+        shared.setdefault(next(near, (x, y)), set()).add(number)
+    marks = [(place, RADIUS) for place in places] + [(place, REACH) for place in diamonds.values()]
+    taken = [(x - far, y - far, x + far, y + far) for (x, y), far in marks]
     taken += [
         (x - 2, _down(dot.interval[1]), x + 2, _down(dot.interval[0]))
-        for dot, (x, _) in zip(dots, places, strict=True)
+        for dot, (x, _) in _paired(dots, places)
         if dot.interval is not None
     ]
     drawn = []
     for place, numbers in shared.items():
-        text = runs(numbers, "–")
+        text = runs(sorted(numbers), "–")
         box = _free(place, LETTER * len(text), taken, WIDTH if place[0] > right else right)
         taken.append(box)
         drawn.append(f'<text class="label" x="{box[0]:.1f}" y="{box[3] - 3:.1f}">{escape(text)}</text>')

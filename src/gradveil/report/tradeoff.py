@@ -40,6 +40,11 @@ class Tradeoff:
     unscored: str
     """Those whose leakage is not known."""
 
+    @property
+    def rebuilt(self) -> bool:
+        """Whether some worst case is one with a list of candidates, and what is rebuilt without one is told beside."""
+        return any(mark.verdict.rebuilt is not None for mark in self.marks)
+
 
 def tradeoff(verdicts: Sequence[Verdict]) -> Tradeoff:
     """Each defense by its worst case and its cost; going without one costs nothing wherever a cost is known."""
@@ -76,6 +81,8 @@ def _mark(number: int, verdict: Verdict, plain: float | None) -> Mark:
 def _dot(mark: Mark) -> Dot:
     verdict = mark.verdict
     seen = f"{styled(verdict.identified, 'percent')} identified, 95% interval {span(verdict.interval)}"
+    if verdict.rebuilt is not None:
+        seen += f"; without candidates {styled(verdict.rebuilt.identified, 'percent')}"
     return Dot(
         number=mark.number,
         words=f"{in_sentence(verdict.defense)}: {seen}; accuracy lost: {mark.cost}",
@@ -83,6 +90,7 @@ def _dot(mark: Mark) -> Dot:
         lost=mark.lost,
         share=verdict.identified or 0.0,
         interval=verdict.interval,
+        rebuilt=None if verdict.rebuilt is None else verdict.rebuilt.identified,
     )
 
 
