@@ -10,7 +10,7 @@ import torch
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.attacks.identification import path, together
+from gradveil.attacks.identification import path, perpendicular, together
 from gradveil.attacks.identification.path import straight
 from gradveil.attacks.identification.updates import updates_for
 from gradveil.attacks.objectives import Marks
@@ -132,6 +132,38 @@ def test_who_knows_the_defense_identifies_those_of_a_batch(defense: str) -> None
     seen = observed(private_batches(2, 8), defense=defense, threat="D")
     first = ranked(attacked("identify", seen), torch.arange(16), SAMPLES)["ranked_first"]
     assert 16 * first >= BATCHES_LEFT[defense]
+
+
+@pytest.mark.parametrize("options", ["norms=preserve", "norms=public", "fallback=original"])
+def test_the_set_behind_a_censored_batch_is_the_one_at_right_angles_to_it(options: str) -> None:
+    seen = observed(private_batches(3, 4), defense=f"censor:{options}", threat="D")
+    found = attacked("identify", seen)
+    assert ranked(found, torch.arange(12), SAMPLES)["ranked_first"] == 1
+    assert max(one.objective for one in found) < perpendicular.FOUND
+
+
+def test_where_censor_sends_the_gradient_itself_those_who_explain_it_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perpendicular, "STARTS", 100)
+    seen = observed(private_batches(3, 4), model="lenet", defense="censor:fallback=original", threat="D")
+    assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES)["ranked_first"] == 1
+
+
+def test_one_angle_for_all_tensors_hides_a_batch() -> None:
+    seen = observed(private_batches(3, 4), defense="censor:layerwise=false", threat="D")
+    assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES)["ranked_first"] < 0.5
+
+
+def test_a_set_is_found_among_unlike_equations() -> None:
+    """Seven of sixty rows add up to zero; all equations but one are nearly the same."""
+    rng = torch.Generator().manual_seed(0)
+    parts = torch.randn((60, 6), generator=rng, dtype=torch.float64)
+    parts[:, 1:5] = parts[:, :1] + 0.01 * parts[:, 1:5]
+    parts *= torch.tensor([1e-9, 1.0, 1e3, 1.0, 1.0, 1e-3])
+    parts[6] = -parts[:6].sum(dim=0)
+    reply = {str(number): torch.zeros(1) for number in range(6)}
+    (scores,) = perpendicular.Perpendicular(examples=7).settled(parts, [reply])
+    assert set(scores.argsort()[:7].tolist()) == set(range(7))
+    assert scores[:7].max() < perpendicular.FOUND < scores[7:].min()
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(sends="delta", epochs=2, batch_size=1, lr=0.01)])

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
 from gradveil.attacks.explain import explained
 from gradveil.attacks.identification.informed import drawing_inputs, likeness_along, likeness_for
-from gradveil.attacks.identification.likeness import Angle, Likeness
+from gradveil.attacks.identification.likeness import Angle, Likeness, OfAll
 from gradveil.attacks.identification.path import Path, straight
 from gradveil.attacks.identification.together import FITTED, Together
 from gradveil.attacks.identification.updates import Updates, group_size, groups, updates_for
@@ -93,7 +93,7 @@ class Identify(Attack):
         """How badly each candidate explains each update, [N, candidates]; lower is better."""
         rows = self.compared(seen, known, progress, updates, likeness)
         replies = [one.reply for one in seen]
-        return likeness.settled(rows.T, replies) if isinstance(likeness, Together) else rows
+        return likeness.settled(rows.T, replies) if isinstance(likeness, OfAll) else rows
 
     def compared(
         self, seen: Sequence[Observation], known: ImageSet, progress: Progress, updates: Updates, likeness: Likeness

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.identification.entering import Entering
-from gradveil.attacks.identification.likeness import Angle, ByTensor, Directions, Distance, Likeness
+from gradveil.attacks.identification.likeness import ROUNDING, Angle, ByTensor, Directions, Distance, Likeness
 from gradveil.attacks.identification.marks import By, Marks
+from gradveil.attacks.identification.perpendicular import Perpendicular
 from gradveil.attacks.identification.together import Together
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
@@ -178,7 +179,7 @@ def _precode(_defense: Any, one: Observation, _: Likeness) -> Likeness:
 @_reads("censor")
 def _censor(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
     if isinstance(likeness, Together):
-        return Angle()  # the marks are those of the whole batch's gradient: no candidate has them by itself
+        return _censored_batch(defense, likeness)
     return Marks(
         by=likeness.by if isinstance(likeness, Marks) else "both",
         whole=not defense.layerwise,
@@ -186,6 +187,17 @@ def _censor(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
         released=defense.projection == "released",
         plain=defense.fallback == "original" or defense.rounds is not None,
     )
+
+
+def _censored_batch(defense: Any, together: Together) -> Likeness:
+    """The marks are those of the whole batch's gradient: no candidate has them by itself, but the right set has.
+
+    Not so after several steps, whose sum is at right angles to nothing, nor with one angle for all tensors.
+    """
+    several_steps = together.rough > ROUNDING
+    if several_steps or not defense.layerwise or defense.projection == "released":
+        return Angle()
+    return Perpendicular(examples=together.examples, otherwise=together if defense.fallback == "original" else None)
 
 
 def _entering_classifier(one: Observation, examples: int) -> Likeness:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,14 @@ class Likeness(Protocol):
 
     def against(self, replies: Sequence[Params]) -> Scores:
         """How candidates are scored against these N replies."""
+
+
+@runtime_checkable
+class OfAll(Likeness, Protocol):
+    """One that can say nothing of a candidate before it has seen all: its scores are numbers of each, for later."""
+
+    def settled(self, numbers: Tensor, replies: Sequence[Params]) -> Tensor:
+        """[N, candidates]: how badly each candidate explains each reply, from the numbers [candidates, n] of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
