@@ -8,6 +8,7 @@ one member at a time for whoever brings the sums nearest to zero, from many rand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,7 +92,8 @@ def _independent(parts: Tensor) -> Tensor:
     alike = parts / (parts.square().mean(dim=0).sqrt() + TINY)
     _, spread, directions = torch.linalg.svd(alike - alike.mean(dim=0), full_matrices=False)
     kept = spread > EXACT * spread[0]
-    return alike @ (directions[kept] / spread[kept, None]).T * len(parts) ** 0.5
+    unlike: Tensor = alike @ (directions[kept] / spread[kept, None]).T
+    return unlike * math.sqrt(len(parts))
 
 
 def _exchanged(equations: Tensor, sets: Tensor) -> Tensor:
