@@ -1,6 +1,8 @@
 """Searches that repeat the local steps of a large model: problems side by side in one CUDA graph, against a plain loop.
 
 PYTHONPATH=src python scripts/local_steps_gpu.py --updates 4
+
+Eight images behind each update, in two epochs of mini-batches of four; one line for each number side by side.
 """
 
 from __future__ import annotations

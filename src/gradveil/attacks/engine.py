@@ -24,10 +24,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from gradveil.assets import cache_folder
-from gradveil.attacks.graph import captured, captured_by_parts
+from gradveil.attacks.graph import at, captured, captured_by_parts
 from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.graphs import side_by_side
@@ -56,7 +56,8 @@ _LARGE_BYTES = 2**22
 """From so much given of a problem on, as of models with a million parameters, ``joint`` is not compared with the rest,
 and where there is no such way, ``loop`` on a GPU is not compared with ``vmap``.
 
-They won whenever they were; letting cuDNN try its kernels for the other ways took up to a minute of a GPU.
+``joint`` won whenever it was; letting cuDNN try its kernels for the other ways took up to a minute of a GPU. ``vmap``
+over weights makes grouped convolutions, which lost to streams where clients of a federation go side by side.
 """
 _SIDE_BY_SIDE = 16
 """So many problems, at most, run beside each other on a GPU: enough to fill it."""
@@ -157,7 +158,7 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
 
     def in_chunks(point: Params) -> tuple[Params, Tensor]:
         starts = range(0, _count(point), plan.chunk)
-        parts = [way(_at(point, slice(i, i + plan.chunk)), _at(given, slice(i, i + plan.chunk))) for i in starts]
+        parts = [way(at(point, slice(i, i + plan.chunk)), at(given, slice(i, i + plan.chunk))) for i in starts]
         if len(parts) == 1:
             return parts[0]
         gradients = {name: torch.cat([gradient[name] for gradient, _ in parts]) for name in parts[0][0]}
@@ -181,7 +182,7 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
 
 def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
     """Whether two ways give the same slopes and values on a few of the problems, up to rounding."""
-    some, about = _at(unknowns, slice(_FEW)), _at(given, slice(_FEW))
+    some, about = at(unknowns, slice(_FEW)), at(given, slice(_FEW))
     with _precision("float32", _device(unknowns)):
         (first, values), (second, others) = one(some, about), other(some, about)
     close = all((first[k] - second[k]).norm() <= _SAME * second[k].norm() + 1e-12 for k in second)
@@ -190,7 +191,7 @@ def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
 
 def _one_by_one(single: Single) -> Batched:
     def loop(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
-        works = [partial(single, _at(unknowns, i), _at(given, i)) for i in range(_count(unknowns))]
+        works = [partial(single, at(unknowns, i), at(given, i)) for i in range(_count(unknowns))]
         results = side_by_side(works) if _on_gpu(unknowns) else [work() for work in works]
         gradients = {name: torch.stack([gradient[name] for gradient, _ in results]) for name in results[0][0]}
         return gradients, torch.stack([value for _, value in results])
@@ -229,10 +230,6 @@ def _precision(precision: Precision, device: torch.device) -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
 
 
-def _at(tree: Any, index: int | slice) -> Any:
-    return tree_map(lambda tensor: tensor[index], tree)
-
-
 def _count(unknowns: Params) -> int:
     return len(next(iter(unknowns.values())))
 
@@ -255,7 +252,7 @@ def _memory_of_each(name: str, way: Batched, unknowns: Params, given: Given, pre
     before = torch.cuda.memory_allocated()
     try:
         with _precision(precision, _device(unknowns)):
-            way(_at(unknowns, slice(few)), _at(given, slice(few)))
+            way(at(unknowns, slice(few)), at(given, slice(few)))
     except (RuntimeError, NotImplementedError):
         return sys.maxsize  # what fails here fails again when timed, and is left out there
     return max(1, (torch.cuda.max_memory_allocated() - before) // few)
@@ -287,7 +284,7 @@ def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Give
     if plan.way.startswith("loop"):
         tried = min(tried, _FEW)  # a few tell enough: a graph of many takes long to capture
     some = tried if plan.graph else min(plan.chunk, tried)
-    part, about = _at(unknowns, slice(some)), _at(given, slice(some))
+    part, about = at(unknowns, slice(some)), at(given, slice(some))
     try:
         evaluate = bound(plan, way, part, about)
         best = _timed(evaluate, part)

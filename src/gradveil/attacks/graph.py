@@ -34,16 +34,16 @@ def captured_by_parts(
     """The same where one graph cannot hold all problems: ``size`` of them at a time are copied into it."""
     count = len(next(iter(unknowns.values())))
     parts = [slice(start, start + size) for start in (min(i, count - size) for i in range(0, count, size))]
-    graph = Graph(lambda both: evaluate(*both), _at((unknowns, given), parts[0]))
+    graph = Graph(lambda both: evaluate(*both), at((unknowns, given), parts[0]))
 
     def replayed(point: Params) -> tuple[Params, Tensor]:
         found: list[tuple[Params, Tensor]] = []
         done = 0
         for part in parts:
-            graph.load(_at(({name: point[name] for name in unknowns}, given), part))
+            graph.load(at(({name: point[name] for name in unknowns}, given), part))
             graph.replay()
             fresh = slice(done - part.start, None)  # the last part begins within the one before
-            found.append(_at(graph.copied(), fresh))
+            found.append(at(graph.copied(), fresh))
             done = part.stop
         gradients = {name: torch.cat([gradient[name] for gradient, _ in found]) for name in found[0][0]}
         return gradients, torch.cat([values for _, values in found])
@@ -51,5 +51,6 @@ def captured_by_parts(
     return replayed
 
 
-def _at(tree: Any, part: slice) -> Any:
-    return tree_map(lambda tensor: tensor[part], tree)
+def at(tree: Any, index: int | slice) -> Any:
+    """One or some of the problems that a nesting of tensors [N, ...] is about."""
+    return tree_map(lambda tensor: tensor[index], tree)

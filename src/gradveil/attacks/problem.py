@@ -145,8 +145,8 @@ class Problem:
             return None
         if not moments.worth(calls, problems, observed.keys()):
             return None
-        lengths = given["squares"] if "squares" in given else moments.squares(observed)
-        found = moments.moments(calls, slopes, problems, observed, lengths)
+        squared = given["squares"] if "squares" in given else moments.squares(observed)
+        found = moments.moments(calls, slopes, problems, observed, squared)
         parts = found if self.treated is None else self.treated(found, given)
         return self.objective.of_moments(*moments.total(parts.values()))
 

@@ -90,12 +90,15 @@ def audit(
     fields |= _recipe(fields.get("recipe"), epochs, mini_batch, lr, train_mode)
     bounds = [_bound(text) for text in fail_above or []]
     folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
-    try:
-        result = _run(fields, folder, resume)
-    except KeyboardInterrupt:
-        again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
-        _errors.print(f"interrupted; finished rows are kept: go on with {again}", highlight=False)
-        raise typer.Exit(130) from None
+    again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
+    result = _run(fields, folder, resume, again)
+    _tell(result, folder, junit, bounds, as_json)
+
+
+def _tell(
+    result: dict[str, Any], folder: Path, junit: Path | None, bounds: list[tuple[str, float]], as_json: bool
+) -> None:
+    """Write what was found for people and machines, and exit with what it means for the bounds."""
     page = render(folder)
     if junit is not None:
         write_junit(result, junit, min((bound for _, bound in bounds), default=None))
@@ -106,11 +109,15 @@ def audit(
     _enforce(result, bounds)
 
 
-def _run(fields: dict[str, Any], folder: Path, resume: bool) -> dict[str, Any]:
-    """Audit exchanges that are made for it or, where the case names observations, those."""
-    if "observations" in fields:
-        return run_observed(make_observed_case(fields), folder, resume=resume, progress=Terminal(_errors))
-    return run_case(make_case(fields), folder, resume=resume, progress=Terminal(_errors))
+def _run(fields: dict[str, Any], folder: Path, resume: bool, again: str) -> dict[str, Any]:
+    """Audit exchanges that are made for it or, where the case names observations, those; ``again``: how to go on."""
+    try:
+        if "observations" in fields:
+            return run_observed(make_observed_case(fields), folder, resume=resume, progress=Terminal(_errors))
+        return run_case(make_case(fields), folder, resume=resume, progress=Terminal(_errors))
+    except KeyboardInterrupt:
+        _errors.print(f"interrupted; finished rows are kept: go on with {again}", highlight=False)
+        raise typer.Exit(130) from None
 
 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:

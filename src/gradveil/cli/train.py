@@ -64,10 +64,7 @@ def train(
         page = render_trainings(paths or [], out or Path("trainings.html"))
         _out.print(f"page: {page}", highlight=False, markup=False)
         return
-    if len(paths or []) > 1:
-        raise GradveilError("one case at a time; several folders are for --compare DIR DIR --out page.html")
-    if resume and out is None:
-        raise GradveilError("--resume needs the folder to go on with: add --out DIR")
+    _check(paths or [], out, resume)
     said = {
         "data": data, "test": test, "examples": examples, "model": model, "partition": partition, "clients": clients,
         "per_round": per_round, "rounds": rounds, "algorithm": algorithm, "lr": lr, "epochs": epochs,
@@ -84,6 +81,13 @@ def train(
         sys.stdout.write((folder / "train.json").read_text())
     else:
         _print_summary(result, folder)
+
+
+def _check(paths: list[Path], out: Path | None, resume: bool) -> None:
+    if len(paths) > 1:
+        raise GradveilError("one case at a time; several folders are for --compare DIR DIR --out page.html")
+    if resume and out is None:
+        raise GradveilError("--resume needs the folder to go on with: add --out DIR")
 
 
 def _base(paths: list[Path] | None, folder: Path, resume: bool) -> dict[str, Any]:

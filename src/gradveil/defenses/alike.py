@@ -40,11 +40,11 @@ def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Alike, Tensor]:
     says, calls, slopes = passed(network, step, targets)
     with torch.no_grad():
         wanted = joint.gradients(calls, slopes, count, step.params.keys())
-        lengths = moments.squares(wanted)
+        squared = moments.squares(wanted)
 
     def alike(inputs: Tensor) -> tuple[Tensor, Tensor]:
         said, calls, slopes = network.derived(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
-        found = moments.total(moments.moments(calls, slopes, count, wanted, lengths).values())
+        found = moments.total(moments.moments(calls, slopes, count, wanted, squared).values())
         return _cosine(found.product, found.square, found.observed), said[:, 0]
 
     return alike, says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,13 +31,13 @@ def network_of(step: Step) -> joint.SharedNetwork:
     own = dict(module.named_buffers())
     if any(not torch.equal(own[name], buffer) for name, buffer in step.model.buffers.items()):
         raise joint.UnsupportedError("the batch has draws of its own")
-    network = joint.SharedNetwork(module, everything, train_mode=None)
     judged, trained = _judged.setdefault(module, {}), tuple(step.params)
+    network = partial(joint.SharedNetwork, module, everything, train_mode=None)
     if trained not in judged:
-        judged[trained] = _complaint(network, step)
+        judged[trained] = _complaint(network(), step)
     if judged[trained]:
         raise joint.UnsupportedError(judged[trained])
-    return network
+    return network()
 
 
 def passed(

@@ -56,11 +56,11 @@ def squares(observed: Params) -> dict[str, Tensor]:
 
 
 def moments(
-    calls: list[Call], slopes: tuple[Tensor, ...], problems: int, observed: Params, lengths: Mapping[str, Tensor]
+    calls: list[Call], slopes: tuple[Tensor, ...], problems: int, observed: Params, squared: Mapping[str, Tensor]
 ) -> dict[str, Moments]:
     """Those of each tensor of ``observed`` [N, ...], differentiable in what passed through the layers.
 
-    ``lengths`` are the ``squares`` of ``observed``, which stay as they are while candidates change.
+    ``squared`` is ``squares(observed)``, which stays as it is while candidates change.
     """
     products: dict[str, Tensor] = {}
     own: dict[str, Tensor] = {}
@@ -86,7 +86,7 @@ def moments(
         both, alone = _in_one_go(small, {name: observed[name] for name in small})
         products |= both
         own |= alone
-    return {name: Moments(products[name], own[name], lengths[name]) for name in products}
+    return {name: Moments(products[name], own[name], squared[name]) for name in products}
 
 
 def _in_one_go(gradients: Params, observed: Params) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -94,8 +94,8 @@ def _in_one_go(gradients: Params, observed: Params) -> tuple[dict[str, Tensor], 
     own, seen = (torch.cat([tensor.flatten(1) for tensor in tree.values()], dim=1) for tree in (gradients, observed))
     sizes = tuple(tensor[0].numel() for tensor in gradients.values())
     members = _members(sizes, own.device, own.dtype)
-    products, squares = ((own * other @ members).unbind(dim=1) for other in (seen, own))
-    return dict(zip(gradients, products, strict=True)), dict(zip(gradients, squares, strict=True))
+    both, alone = ((own * other @ members).unbind(dim=1) for other in (seen, own))
+    return dict(zip(gradients, both, strict=True)), dict(zip(gradients, alone, strict=True))
 
 
 @cache
@@ -108,18 +108,18 @@ def _members(sizes: tuple[int, ...], device: torch.device, kind: torch.dtype) ->
 
 def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str]) -> Tensor:
     """[N]: how long the gradient of each problem is, over all of these parameters."""
-    squares = []
+    parts = []
     for call, slope in zip(calls, slopes, strict=True):
         if not _shown(call, names):
             continue
         if _is_slim(call, problems):
             d, x = _factors(call, slope, problems)
-            squares.append(_square_of_product(d, x))
-            squares += [d.sum(dim=2).square().sum(dim=1)] if "bias" in call.parameters else []
+            parts.append(_square_of_product(d, x))
+            parts += [d.sum(dim=2).square().sum(dim=1)] if "bias" in call.parameters else []
         else:
             formed = gradients([call], (slope,), problems)
-            squares += [tensor.flatten(1).square().sum(dim=1) for tensor in formed.values()]
-    return torch.stack(squares).sum(0).clamp(min=0).sqrt()
+            parts += [tensor.flatten(1).square().sum(dim=1) for tensor in formed.values()]
+    return torch.stack(parts).sum(0).clamp(min=0).sqrt()
 
 
 def _factors(call: Call, slope: Tensor, problems: int) -> tuple[Tensor, Tensor]:

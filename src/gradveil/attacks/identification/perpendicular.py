@@ -26,9 +26,11 @@ FOUND = 1e-4
 EXACT = 1e-5
 """What differs among candidates by less than this, as a share, is rounding."""
 STARTS = 40_000
-"""From so many random sets at most: of 100 candidates a few thousand found eight, in all cases seen."""
+"""From so many random sets at most. A few thousand find eight of 100 candidates where equations differ enough."""
 EXCHANGES_AT_ONCE = 2**22
 """So many exchanges are looked at together."""
+EXCHANGES = 2**26
+"""So many first exchanges at most: of a longer list fewer sets are taken, for each has more of them."""
 LONGEST = 100
 """Members exchanged in turn at most; sets of eight come to rest after ten or so."""
 
@@ -73,10 +75,11 @@ class Perpendicular:
         equations = _independent(parts)
         scores = torch.full((count,), torch.inf, dtype=parts.dtype)
         rng = generator(0, "perpendicular", number)
-        together = max(1, min(STARTS, EXCHANGES_AT_ONCE // (size * count)))
-        for _ in range(-(-STARTS // together)):
+        starts = max(1, min(STARTS, EXCHANGES // (size * count)))
+        together, products = max(1, min(starts, EXCHANGES_AT_ONCE // (size * count))), equations @ equations.T
+        for _ in range(-(-starts // together)):
             drawn = torch.rand((together, count), generator=rng).topk(size, dim=1).indices
-            sets = _exchanged(equations, drawn)
+            sets = _exchanged(products, drawn)
             away = (equations[sets].sum(dim=1).square().mean(dim=1) / size).sqrt()
             scores = scores.scatter_reduce(0, sets.flatten(), away.repeat_interleave(size), "amin")
             if scores.min() < FOUND:
@@ -96,9 +99,8 @@ def _independent(parts: Tensor) -> Tensor:
     return unlike * math.sqrt(len(parts))
 
 
-def _exchanged(equations: Tensor, sets: Tensor) -> Tensor:
-    """Sets [R, B] of rows of ``equations`` [n, T] after the best exchange of one member, again and again."""
-    products = equations @ equations.T
+def _exchanged(products: Tensor, sets: Tensor) -> Tensor:
+    """Sets [R, B] after the best exchange of one member, again and again, by the products [n, n] of candidates."""
     own = products.diagonal()
     rows = torch.arange(len(sets))
     for _ in range(LONGEST):
@@ -110,7 +112,7 @@ def _exchanged(equations: Tensor, sets: Tensor) -> Tensor:
         better = least < -TINY
         if not better.any():
             break
-        place, new = which // len(equations), which % len(equations)
+        place, new = which // len(products), which % len(products)
         sets = sets.clone()
         sets[rows[better], place[better]] = new[better]
     return sets
