@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from gradveil.attacks.aware import AsDefended, as_defended, as_trusted, cut_tensors, estimated
 from gradveil.attacks.base import Attack, Reconstruction
+from gradveil.attacks.consensus import pulled_together
 from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import (
     Batched,
@@ -151,7 +152,7 @@ class Matching(Attack):
         if isinstance(phase.search, PopulationSearch):
             drawn = [derive(seed, "population", r) for seed in seeds for r in range(self.restarts)]
             return phase.search.run(ready.evaluate, ready.starts, drawn, task)
-        evaluate = _with_consensus(ready.evaluate, self.restarts, self.consensus)
+        evaluate = pulled_together(ready.evaluate, self.restarts, self.consensus)
 
         def fresh(life: int) -> Params:
             return self._starts(one, ready.prior, seeds, life)
@@ -351,18 +352,3 @@ def _searched(unknowns: Params, _given: Given) -> Tensor:
 def _order(size: int, rng: torch.Generator, restart: int) -> Tensor:
     """The order in which a restart puts the labels: as they were found in every second one, shuffled in the others."""
     return torch.arange(size) if restart % 2 == 0 else torch.randperm(size, generator=rng)
-
-
-def _with_consensus(evaluate: Evaluate, restarts: int, weight: float) -> Evaluate:
-    """Pull the restarts of each observation toward their mean."""
-    if weight == 0 or restarts == 1:
-        return evaluate
-
-    def pulled(point: Params) -> tuple[Params, Tensor]:
-        gradients, values = evaluate(point)
-        each = point["pixels"].view(-1, restarts, *point["pixels"].shape[1:])
-        away = (each - each.mean(dim=1, keepdim=True)).flatten(0, 1)
-        cost = weight * away.square().flatten(1).sum(dim=1)
-        return {**gradients, "pixels": gradients["pixels"] + 2 * weight * away}, values + cost
-
-    return pulled

@@ -1,0 +1,32 @@
+"""Restarts that are pulled together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks.consensus import pulled_together
+from gradveil.core.types import Params
+
+UPDATES, RESTARTS = 3, 4
+
+
+def brightness(point: Params) -> tuple[Params, Tensor]:
+    """An objective that is as easy to differentiate as can be."""
+    return {"pixels": torch.ones_like(point["pixels"])}, point["pixels"].flatten(1).sum(dim=1)
+
+
+def test_the_cost_is_the_mean_squared_distance_to_the_mean_of_an_updates_restarts() -> None:
+    pixels = torch.rand((UPDATES * RESTARTS, 2, 3, 8, 8), generator=torch.Generator().manual_seed(0)).requires_grad_()
+    means = pixels.detach().view(UPDATES, RESTARTS, 2, 3, 8, 8).mean(dim=1).repeat_interleave(RESTARTS, dim=0)
+    cost = 0.5 * (pixels - means).square().flatten(1).mean(dim=1)
+    (pull,) = torch.autograd.grad(cost.sum(), pixels)
+    point = {"pixels": pixels.detach()}
+    slopes, values = pulled_together(brightness, RESTARTS, 0.5)(point)
+    torch.testing.assert_close(values, brightness(point)[1] + cost.detach())
+    torch.testing.assert_close(slopes["pixels"], 1 + pull)
+
+
+def test_one_restart_or_no_weight_has_nothing_to_pull() -> None:
+    assert pulled_together(brightness, 1, 0.5) is brightness
+    assert pulled_together(brightness, RESTARTS, 0.0) is brightness
