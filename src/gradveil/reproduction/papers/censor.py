@@ -36,8 +36,8 @@ _SPARSE = (
     "objective."
 )
 _GI = (
-    "GI matches by squared distance. At small scale it finds nothing in 300 steps, with or without a defense; why it "
-    "is so much slower there than IG was not found out."
+    "GI matches by squared distance, which leads to the picture more slowly than IG's angle: at small scale, without a "
+    "defense, a quarter of the images is identified after 300 steps, seven of eight after 1,000."
 )
 _FALLBACK = (
     "`censor` sends the best candidate where no trial lowers the loss. Algorithm 1 of the paper sends the gradient "
