@@ -141,6 +141,20 @@ def test_a_closed_guard_defends_nothing_more() -> None:
     assert_same(module, plain)
 
 
+def test_a_loss_with_dropout_in_it_is_no_measure_for_a_defense() -> None:
+    """At lr=0 no candidate lowers the loss: one that seems to was compared with a loss that dropout had raised."""
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * 32 * 32, 10))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    with gradveil.protect(
+        module, optimizer, F.cross_entropy, defense="censor:lr=0,fallback=skip,trials=5", seed=0
+    ) as guard:
+        for _ in range(10):
+            optimizer.zero_grad()
+            guard.loss(module(BATCH.inputs), BATCH.labels).backward()
+            optimizer.step()
+    assert guard.log.means()["fallback_rate"] == 1
+
+
 def test_without_a_seed_two_runs_differ() -> None:
     one = {"w": torch.zeros(50)}
     first, second = (gradveil.defend_update(one, defense="noise") for _ in range(2))

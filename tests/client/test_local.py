@@ -132,3 +132,10 @@ def test_clients_side_by_side_reply_as_each_would_alone(spec: str, sends: Litera
         assert reply.log.means().keys() == alone.log.means().keys()
         for name, tensor in alone.update.items():
             torch.testing.assert_close(reply.update[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_frozen_parameters_are_refused_not_trained() -> None:
+    module = models.build("lenet", SAMPLES.domain, seed=0)
+    next(module.parameters()).requires_grad_(False)
+    with pytest.raises(GradveilError, match=r"is frozen.*gradveil\.protect"):
+        Client(module, recipe=Recipe())

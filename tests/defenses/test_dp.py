@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from gradveil import models
 from gradveil.client import Client
@@ -87,6 +88,20 @@ def test_a_described_training_is_what_epsilon_is_about() -> None:
     client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=defense)
     log = client.reply(client.model.params, SAMPLES.batch(range(2)), generator(0)).log
     assert log.means()["epsilon"] == pytest.approx(1.526, abs=1e-3)
+
+
+def test_a_reply_that_contradicts_the_described_training_is_refused() -> None:
+    defense, recipe = DEFENSES.build("dp:sample_rate=0.1,steps=2"), Recipe(sends="delta", epochs=3)
+    client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=defense)
+    with pytest.raises(GradveilError, match="3 steps of one reply, more than the 2"):
+        client.reply(client.model.params, SAMPLES.batch(range(2)), generator(0))
+
+
+def test_running_statistics_which_it_does_not_cover_are_refused() -> None:
+    kept, forgotten = (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=track)) for track in (True, False))
+    with pytest.raises(GradveilError, match=r"layer '0'.*track_running_stats=False"):
+        DEFENSES.build("dp").check(kept)
+    DEFENSES.build("dp").check(forgotten)
 
 
 def test_no_noise_is_no_guarantee_and_logs_none() -> None:

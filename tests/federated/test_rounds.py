@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from gradveil import models
-from gradveil.client import Wanted, cross_entropy
+from gradveil.client import Client, Wanted, cross_entropy, finished
 from gradveil.client.local import Gradient
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.trees import scaled
-from gradveil.core.types import Batch, Domain, Params
+from gradveil.core.types import Batch, Domain, Params, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.federated import Federation, Runner, Training, complaint, participants
+from gradveil.federated.local import statistics_after
 from gradveil.federated.together import batched
 from gradveil.models import Functional
 
@@ -167,6 +168,49 @@ def test_running_statistics_are_those_of_a_plain_training_step() -> None:
     assert len(expected) == 9 * 3
     for name, buffer in expected.items():
         torch.testing.assert_close(federation.state.buffers[name], buffer)
+
+
+def test_running_statistics_are_of_the_examples_as_the_defense_left_them() -> None:
+    """ATS trains on transformed images; statistics of the others would give away what it hides."""
+    training = case(model="convnet:width=2", clients=1, rounds=1, algorithm="fedsgd", batch_size=16, defense="ats")
+    federation = Federation(training, SAMPLES)
+    batch, _ = federation.examples(0, 1)
+    rng = generator(training.seed, "federated", "defense", 1, 0)
+    seen = DEFENSES.build("ats").on_inputs(batch.inputs, rng)
+    assert not torch.equal(seen, batch.inputs)
+    federation.round(1)
+    plain = models.build(training.model, SAMPLES.domain, seed=0).train()
+    plain(seen)
+    for name, buffer in plain.named_buffers():
+        if name in federation.state.buffers:
+            torch.testing.assert_close(federation.state.buffers[name], buffer)
+
+
+@pytest.mark.parametrize("defense", ["none", "noise:sigma=100", "censor:norms=public,trials=2"])
+def test_running_statistics_name_the_image_whatever_the_defense(defense: str) -> None:
+    """What docs/federated.md warns of: the mean and spread behind the first layer are those of one image."""
+    training = case(model="convnet:width=8", clients=20, algorithm="fedsgd", batch_size=1, defense=defense)
+    federation, mean = Federation(training, SAMPLES), "body.bn0.running_mean"
+    module, sent = federation.module.train(), federation.state
+    candidates = [
+        finished(statistics_after(module, sent.params, sent.buffers, SAMPLES.batch([place]), training.recipe))[mean]
+        for place in range(len(SAMPLES))
+    ]
+    for client in range(20):
+        answer = finished(federation.answering(client, 1, broadcasts=1))
+        _, index = federation.examples(client, 1)
+        assert int((torch.stack(candidates) - answer.buffers[mean]).norm(dim=1).argmin()) == int(index)
+
+
+def test_a_batch_norm_over_single_values_drops_one_reply_with_the_reason() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    for defense in ("dcs2:iterations=1", "outpost:fisher=example"):
+        client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
+        with pytest.raises(GradveilError, match="no single values"):
+            client.reply(client.model.params, SAMPLES.batch(range(4)), generator(0))
+    for defense in ("soteria", "graddefense", "censor"):
+        client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
+        client.reply(client.model.params, SAMPLES.batch(range(4)), generator(0))
 
 
 def test_eval_mode_leaves_running_statistics_alone() -> None:

@@ -73,6 +73,28 @@ def test_a_finished_training_takes_more_rounds_but_no_other_recipe(tmp_path: Pat
         run_training(Training(**SMALL), tmp_path)
 
 
+def test_before_the_first_checkpoint_another_recipe_is_refused_too(tmp_path: Path) -> None:
+    training = Training(**SMALL | {"checkpoint_every": 9})
+    run_training(training, tmp_path)
+    (tmp_path / "checkpoint.safetensors").unlink()  # as if killed before it was written
+    rows = (tmp_path / "train.json").read_text()
+    with pytest.raises(GradveilError, match=r"trained with lr=0\.05, not 0\.5"):
+        run_training(Training(**SMALL | {"checkpoint_every": 9, "lr": 0.5}), tmp_path, resume=True)
+    assert (tmp_path / "train.json").read_text() == rows
+
+
+def test_what_no_defense_hides_is_said_once(tmp_path: Path) -> None:
+    for model, defense, lines in (
+        ("convnet:width=1", "noise", 1),
+        ("convnet:width=1", "none", 0),
+        ("lenet", "noise", 0),
+    ):
+        said: list[str] = []
+        fields = SMALL | {"model": model, "defense": defense, "rounds": 1, "epochs": 1, "batch_size": 50}
+        run_training(Training(**fields), tmp_path / f"{model[:4]} {defense}", say=said.append)
+        assert len([line for line in said if "running statistics" in line]) == lines
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run_training(Training(**SMALL | {"rounds": 1}), tmp_path / "a")
     run_training(Training(**SMALL | {"rounds": 1, "model": "mlp:hidden=9,depth=1"}), tmp_path / "b")

@@ -24,10 +24,11 @@ OnSuspicion = Literal["train", "warn", "refuse"]
 
 @dataclass(frozen=True)
 class Reply:
-    """What leaves the client, and what its defense logged (which stays on the client and in the audit)."""
+    """What leaves the client; what its defense logged and the examples as it left them stay there, and in the audit."""
 
     update: Params
     log: Log
+    batch: Batch
 
 
 class Client:
@@ -51,6 +52,7 @@ class Client:
         self.on_suspicion = on_suspicion
         self._trained_on: Params | None = None
         self.defense = defense or Defense()
+        _refuse_frozen(module)
         self.defense.check(module)
         self.model = Functional(module, train_mode=recipe.train_mode)
         self.recipe = recipe
@@ -157,9 +159,19 @@ class Client:
         self._trained_on = detached(dict(sent))
 
 
+def _refuse_frozen(module: nn.Module) -> None:
+    """Training what its owner does not train would show leaks that are not there."""
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise GradveilError(
+            f"parameter {frozen[0]!r} is frozen, but clients here train and send all of them: unfreeze it, or make it "
+            "a buffer (gradveil.protect leaves frozen parameters alone in your own loop)"
+        )
+
+
 def _sent(defense: Defense, update: Params, step: Step) -> Reply:
     """What leaves the client."""
     update = defense.on_update(update, step.rng, step.log)
     if not all_finite(update):
         raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
-    return Reply(detached(update), step.log)
+    return Reply(detached(update), step.log, step.batch)

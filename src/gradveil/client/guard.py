@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import secret
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import DEFENSES, Chain, Defense, Log, Step, Transform
 from gradveil.models import AddsToLoss, Functional
@@ -174,7 +176,7 @@ class Guard:
             lr=float(self._optimizer.param_groups[0]["lr"]),
             rng=self._rng,
             log=self.log,
-            value=self._value if len(inputs) == 1 else None,
+            value=self._value if len(inputs) == 1 and not _drops_out(self._model) else None,
         )
 
 
@@ -208,12 +210,15 @@ def _set_buffers(model: nn.Module, values: Params) -> None:
         setattr(model.get_submodule(owner), last, value)
 
 
+def _drops_out(model: nn.Module) -> bool:
+    """Whether the loop's own loss rests on a draw that the defense, which has dropout off, cannot repeat."""
+    return any(isinstance(layer, _DropoutNd) and layer.training and layer.p > 0 for layer in model.modules())
+
+
 def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator:
     """Fresh from the system's entropy unless a seed is given."""
-    rng = torch.Generator(device)
-    rng.seed() if seed is None else rng.manual_seed(seed)
-    return rng
+    return secret(device) if seed is None else torch.Generator(device).manual_seed(seed)

@@ -92,6 +92,13 @@ class Defense:
     """Whether ``on_model`` changes the architecture, which server and clients then agree on."""
     gains_together: ClassVar[bool] = False
     """Whether ``on_gradients`` is faster than one client after another; such a defense is its own ``prepared``."""
+    guaranteed: ClassVar[bool] = False
+    """Whether what it leaves has a proof, which holds for whatever is made of it without the private examples."""
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether ``on_gradient`` begins with the private examples, whatever became of their gradient before it."""
+        return False
 
     def check(self, model: nn.Module) -> None:
         """Raise a GradveilError that names the fix if this defense cannot work on this model."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
+from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
-from gradveil.defenses.base import Defense, Log, Step
+from gradveil.defenses.base import Defense, Log, Step, Transform
 from gradveil.models.functional import Functional
 
 
@@ -17,6 +19,8 @@ class Chain(Defense):
 
     def __init__(self, links: Sequence[Defense]) -> None:
         self.links = tuple(links)
+        for earlier, later in combinations(self.links, 2):
+            _check_order(earlier, later)
 
     @property
     def reshapes(self) -> bool:  # type: ignore[override]
@@ -53,3 +57,24 @@ class Chain(Defense):
         for link in self.links:
             update = link.on_update(update, rng, log)
         return update
+
+
+def _check_order(earlier: Defense, later: Defense) -> None:
+    """Refuse a chain in which a link would undo what one before it did."""
+    if later.starts_over and _changes_gradients(earlier):
+        raise GradveilError(
+            f"{type(later).__name__} begins with the private examples, so that what {type(earlier).__name__} did to "
+            "their gradient would be lost: put it first in the chain"
+        )
+    if earlier.guaranteed and not isinstance(later, Transform) and _changes_gradients(later):
+        raise GradveilError(
+            f"{type(later).__name__} looks at the private examples again, so that the guarantee of "
+            f"{type(earlier).__name__} would not hold: only what needs no examples may follow it, such as sparsify"
+        )
+
+
+def _changes_gradients(link: Defense) -> bool:
+    if isinstance(link, Transform):
+        return link.at == "step"
+    kind = type(link)
+    return kind.on_gradient is not Defense.on_gradient or kind.prepared is not Defense.prepared

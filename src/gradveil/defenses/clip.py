@@ -65,6 +65,10 @@ class ClipExamples(Defense):
     def __init__(self, *, bound: float) -> None:
         self.bound = bound
 
+    @property
+    def starts_over(self) -> bool:
+        return True
+
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
         refuse_shared_statistics(step, "clip: per=example")
         return clipped_mean(step, self.bound)

@@ -46,7 +46,7 @@ class Concealed:
 
 def classes(step: Step) -> int:
     """How many classes the model tells apart."""
-    return int(step.model({**step.frozen, **step.params}, step.batch.inputs[:1]).shape[-1])
+    return int(step.model({**step.frozen, **step.params}, step.batch.inputs[:2]).shape[-1])
 
 
 def start_points(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.trees import add, gaussian_like
@@ -35,6 +35,8 @@ class Guarantee:
 class DP(Defense):
     """DP-SGD: clip each example's gradient to ``bound``, add Gaussian noise of sigma * bound / n to their mean."""
 
+    guaranteed = True
+
     def __init__(
         self,
         *,
@@ -57,12 +59,21 @@ class DP(Defense):
         self.sigma, self.bound, self.delta = sigma, bound, delta
         self.sample_rate, self.steps, self.accountant = sample_rate, steps, accountant
 
+    @property
+    def starts_over(self) -> bool:
+        return True
+
     def check(self, model: nn.Module) -> None:
         for name, layer in model.named_modules():
             if isinstance(layer, _BatchNorm):
                 raise GradveilError(
                     f"defense dp cannot bound one example's influence through batch norm (layer {name!r}): build the "
                     "model with batch_norm=false where it has that option, or replace the layer by torch.nn.GroupNorm"
+                )
+            if isinstance(layer, _NormBase) and layer.track_running_stats:
+                raise GradveilError(
+                    f"defense dp cannot cover the running statistics of layer {name!r}, which are sent as they are: "
+                    "build the layer with track_running_stats=False"
                 )
 
     def prepared(self, start: Step) -> Defense:
@@ -74,6 +85,11 @@ class DP(Defense):
 
     def guarantee(self, visits: int = 1) -> Guarantee:
         """That of the whole training where it is described, else of one reply that visits each example so often."""
+        if self.steps is not None and visits > self.steps:
+            raise GradveilError(
+                f"defense dp: an example took part in {visits} steps of one reply, more than the {self.steps} of the "
+                "whole training that sample_rate and steps describe"
+            )
         rate, steps = (1.0, visits) if self.sample_rate is None else (self.sample_rate, self.steps or 1)
         return guarantee(sigma=self.sigma, sample_rate=rate, steps=steps, delta=self.delta, accountant=self.accountant)
 

@@ -59,6 +59,10 @@ class GradDefense(Defense):
         self.public, self.images, self.probes = public, images, probes
         self._estimate: Estimate | None = None
 
+    @property
+    def starts_over(self) -> bool:
+        return self.bound is not None
+
     def prepared(self, start: Step) -> Defense:
         return _Run(self, self.slices_of(start))
 
@@ -118,7 +122,7 @@ class _Run(Defense):
 
 def _check_labels(start: Step, root: Batch) -> None:
     with torch.no_grad():
-        classes = start.model({**start.frozen, **start.params}, root.inputs[:1]).shape[1]
+        classes = start.model({**start.frozen, **start.params}, root.inputs[:2]).shape[1]
     if int(root.labels.max()) >= classes:
         raise GradveilError(
             f"defense graddefense: public images have labels up to {int(root.labels.max())}, but the model has "

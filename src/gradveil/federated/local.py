@@ -5,6 +5,9 @@ a client makes one more pass without gradients over its examples when it is done
 lets each layer update its running statistics as PyTorch does in training, from those that were broadcast. For a single
 gradient (FedSGD) this is what PyTorch's own training step leaves there. The server takes the mean by examples, as for
 parameters. In eval mode running statistics are never touched.
+
+They are of the examples as the defense left them, but no defense hides them: what they give away is in
+docs/federated.md.
 """
 
 from __future__ import annotations
@@ -85,5 +88,5 @@ def local_training(
     """
     reply = yield from client.run(state.params, batch, rng, round_number=round_number)
     arrived = added_at_once(state.params, reply.update) if client.recipe.sends == "delta" else state.params
-    buffers = yield from statistics_after(module, arrived, state.buffers, batch, client.recipe)
+    buffers = yield from statistics_after(module, arrived, state.buffers, reply.batch, client.recipe)
     return Answer(reply.update, buffers, len(batch), reply.log)

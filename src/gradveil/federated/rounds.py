@@ -86,6 +86,11 @@ class Federation:
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
 
+    @property
+    def sends_statistics(self) -> bool:
+        """Whether clients send running statistics beside their updates."""
+        return bool(self.state.buffers) and self.case.train_mode
+
     def participants(self, number: int) -> list[int]:
         """The clients of a round, which counts from 1."""
         return participants(self.case.clients, self.case.per_round, seed=self.case.seed, round_number=number)
@@ -101,7 +106,7 @@ class Federation:
             raise GradveilError(f"round {number}: no reply could be used; client {client}: {reason}")
         broadcast = _bytes(self.state.params) + _bytes(self.state.buffers)
         self._step(answers)
-        sent = [_bytes(answer.update) + _bytes(answer.buffers) * self.case.train_mode for answer in answers]
+        sent = [_bytes(answer.update) + _bytes(answer.buffers) * self.sends_statistics for answer in answers]
         log = Log()
         for answer in answers:
             log.merge(answer.log)

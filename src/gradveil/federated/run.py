@@ -55,6 +55,8 @@ def run_training(
     train, test = data_of(case, progress)
     federation = Federation(case, train)
     federation.on_exchange = Tap(case, federation.module, train.domain, folder / "taps")
+    if federation.sends_statistics and case.defense != "none":
+        say("running statistics of norm layers leave as they are: no defense hides them (docs/federated.md)")
     rows = _resumed(federation, folder) if resume else []
     with progress.task("train", case.rounds, "rounds") as task:
         task.advance(len(rows))
@@ -141,13 +143,15 @@ def save_state(state: State, number: int, folder: Path) -> None:
 
 def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
     """Put the federation where the checkpoint is, and return the rows up to there; rows after it are run again."""
-    if not (folder / CHECKPOINT).exists():
+    if not (folder / RESULT).exists() and not (folder / CHECKPOINT).exists():
         return []
     saved, case = read_training(folder), federation.case.as_json()
     for name, value in case.items():
         if name not in _MAY_CHANGE and saved["case"].get(name) != value:
             then = saved["case"].get(name)
             raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
+    if not (folder / CHECKPOINT).exists():
+        return []
     tensors, meta = read_tensors(folder / CHECKPOINT, KIND)
     number, rows = meta.get("round"), saved["rows"]
     tensors, started = moved(tensors, federation.case.device), federation.state

@@ -58,7 +58,15 @@ class Functional:
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
         """Outputs [n, classes] of the module at ``params``, which must hold every parameter by name."""
         # strict: a parameter that is left out would otherwise silently keep its initial value
-        outputs: Tensor = functional_call(self._module, (params, self.buffers), (inputs,), strict=True)
+        try:
+            outputs: Tensor = functional_call(self._module, (params, self.buffers), (inputs,), strict=True)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise GradveilError(
+                "batch norm in train mode takes no single values, here those of one example: use train_mode=false, "
+                "mini-batches that leave no example alone, or torch.nn.GroupNorm"
+            ) from error
         return outputs
 
     @property

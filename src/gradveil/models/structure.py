@@ -44,7 +44,7 @@ def executed(module: nn.Module, like: Domain | Tensor) -> list[str]:
         if name and next(layer.parameters(recurse=False), None) is not None:
             layer.register_forward_pre_hook(_remember(seen, name))
     with torch.no_grad():
-        probe(like[:1] if isinstance(like, Tensor) else example(probe, like))
+        probe(like[:2] if isinstance(like, Tensor) else example(probe, like))
     return seen
 
 

@@ -106,6 +106,16 @@ def test_counters_and_evaluation_pass_a_defense() -> None:
     assert reply.has_content()
 
 
+def test_noise_leaves_no_negative_variance() -> None:
+    """A network with one would answer with NaN, though every number in it is finite."""
+    sent = module("convnet:width=1").state_dict()
+    found = left(asked(app_with(defended("noise:sigma=2", seed=0), spec="convnet:width=1"), sent))
+    variances = [tensor for name, tensor in found.items() if name.endswith("running_var")]
+    assert variances
+    assert all(bool((tensor >= 0).all()) for tensor in variances)
+    assert any(bool((tensor == 0).any()) for tensor in variances)
+
+
 @pytest.mark.parametrize("name", sorted(DEFENSES))
 def test_only_defenses_on_an_update_alone_become_mods(name: str) -> None:
     if isinstance(DEFENSES.build(name), Transform):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from logging import INFO
 
-import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
@@ -15,6 +14,7 @@ from flwr.supercore import log
 
 from gradveil.client import finished
 from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import secret
 from gradveil.core.trees import add
 from gradveil.federated.case import Training
 from gradveil.federated.flower.mods import checked, inspected, of_training
@@ -70,7 +70,7 @@ def _train(message: Message, context: Context) -> Message:
         site.client,
         round_number(message),
         broadcasts=_counted(context),
-        rng=None if site.settings.repeatable else _from_entropy(case.device),
+        rng=None if site.settings.repeatable else secret(case.device),
     )
     answer = finished(run)
     local = add(federation.state.params, as_difference(answer.update, case.recipe))
@@ -134,9 +134,3 @@ def _counted(context: Context) -> int:
     count = int(str(before.get("count", 0))) + 1
     context.state[ANSWERED] = ConfigRecord({"count": count})
     return count
-
-
-def _from_entropy(device: str) -> torch.Generator:
-    rng = torch.Generator(device)
-    rng.seed()
-    return rng

@@ -78,10 +78,16 @@ def defended(defense: str | Defense, *, seed: int | None = None) -> Mod:
         before = {name: sent[name].to(tensor) for name, tensor in local.items() if tensor.is_floating_point()}
         after = {name: local[name] for name in before}
         update = defend_update(subtract(after, before), defense=built, seed=drawn)
-        reply.content[next(iter(reply.content.array_records))] = packed(local | add(before, update))
+        defended = local | add(before, update)
+        reply.content[next(iter(reply.content.array_records))] = packed(defended | _variances(defended))
         return reply
 
     return of_training(mod)
+
+
+def _variances(state: Params) -> Params:
+    """Running variances, which noise can push below zero: the square root of one such spoils every output."""
+    return {name: tensor.clamp(min=0) for name, tensor in state.items() if name.endswith("running_var")}
 
 
 def inspected(
