@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from gradveil.attacks import BUDGETS, load_reconstructions
 from gradveil.auditing import Case, make_case, run_case, score_again
 from gradveil.auditing.store import Store
 from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import read_tensors
+from gradveil.data import load
 from gradveil.threat import load_observations
 
 METRICS = ("mse", "psnr", "ssim", "lpips", "mse_r", "identified", "label_accuracy", "objective", "per_image", "trace")
@@ -99,6 +101,63 @@ def test_a_resumed_audit_keeps_its_rows_and_adds_new_ones(tmp_path: Path) -> Non
     run_case(make_case(apart), parts, resume=True)
     assert comparable(parts) == comparable(whole)
     assert (parts / "rows" / read(parts)["rows"][0]["digest"] / "row.json").stat().st_mtime_ns == first
+
+
+def test_rows_of_other_images_are_not_set_beside_each_other(tmp_path: Path) -> None:
+    """The data may have changed under the same name: whose images the kept rows are of is in the folder."""
+    photos = tmp_path / "photos"
+    inputs = load("cifar10-samples").batch(range(12)).inputs.permute(0, 2, 3, 1)
+    pictures = [Image.fromarray(picture.numpy()) for picture in (255 * inputs).byte()]
+    for number, picture in enumerate(pictures[:11]):
+        (photos / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        picture.save(photos / str(number % 2) / f"{number:02}.png")
+    fields = {**TINY, "data": f"folder:path={photos},size=32", "model": "lenet:init=wide"}
+    run_case(make_case({**fields, "defenses": ["none"]}), tmp_path / "a")
+    run_case(make_case({**fields, "defenses": ["none", "noise"]}), tmp_path / "a", resume=True)
+    before = (tmp_path / "a" / "truth.safetensors").read_bytes()
+    pictures[11].save(photos / "0" / "00.png")
+    with pytest.raises(GradveilError, match="no longer holds the images"):
+        run_case(make_case({**fields, "defenses": ["none", "clip"]}), tmp_path / "a", resume=True)
+    assert (tmp_path / "a" / "truth.safetensors").read_bytes() == before
+
+
+@pytest.mark.network
+def test_rows_identified_by_another_metric_are_scored_again_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as offline:
+        offline.setenv("GRADVEIL_OFFLINE", "1")
+        offline.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+        run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
+    both = make_case({**TINY, "defenses": ["none", "noise"]})
+    with pytest.raises(GradveilError, match=r"not identified by LPIPS.*gradveil score"):
+        run_case(both, tmp_path / "a", resume=True)
+    score_again(tmp_path / "a")
+    assert {row["identified_by"] for row in run_case(both, tmp_path / "a", resume=True)["rows"]} == {"lpips"}
+
+
+def test_scoring_a_strangers_audit_runs_no_code_of_it(tmp_path: Path) -> None:
+    run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
+    path, good = tmp_path / "a" / "audit.json", read(tmp_path / "a")
+    evil = f"subprocess:getoutput:cmd=touch {tmp_path / 'ran'}"
+    path.write_text(json.dumps({**good, "case": {**good["case"], "model": evil}}))
+    with pytest.raises(GradveilError, match="runs code of its own, subprocess:getoutput"):
+        score_again(tmp_path / "a")
+    path.write_text(json.dumps({**good, "rows": [{**row, "digest": "../../elsewhere"} for row in good["rows"]]}))
+    with pytest.raises(GradveilError, match="is damaged"):
+        score_again(tmp_path / "a")
+    for broken in ({"version": 1}, {"version": 1, "case": [], "rows": []}, {"version": 1, "case": {}, "rows": [1]}):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(GradveilError, match="is damaged"):
+            score_again(tmp_path / "a")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_chance_is_that_of_any_image_behind_the_update(tmp_path: Path) -> None:
+    for size in (1, 2):
+        audit = run_case(make_case({**TINY, "batch_size": size, "defenses": ["none"]}), tmp_path / str(size))
+        assert [row["chance"] for row in audit["rows"]] == [size / 10] * 2
+        assert audit["verdicts"][0]["chance"] == size / 10
 
 
 def killed_at_the_second_row(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:

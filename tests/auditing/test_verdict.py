@@ -14,7 +14,7 @@ import torch
 from gradveil.auditing import make_case, run_case, score_again, write_junit
 from gradveil.auditing.costs import costs
 from gradveil.auditing.verdict import privacy_grade, verdicts
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses import DEFENSES, Defense
@@ -124,6 +124,7 @@ def test_a_good_grade_takes_many_images(identified: int, images: int, grade: str
 def test_a_grade_takes_chance_off() -> None:
     assert privacy_grade(scored(8, 40, gallery=100)) == "C"
     assert privacy_grade(scored(8, 40, gallery=5)) == "B", "one in five is what guessing gets"
+    assert privacy_grade({**scored(8, 40, gallery=100), "chance": 0.2}) == "B", "twenty images behind each update"
     assert privacy_grade({"identified_interval": None, "gallery": None}) is None
 
 
@@ -212,6 +213,15 @@ def test_a_training_that_is_not_finished_is_refused(train: Callable[..., str]) -
     found = json.loads((folder / "train.json").read_text())
     (folder / "train.json").write_text(json.dumps(found | {"complete": False}))
     with pytest.raises(GradveilError, match="not finished"):
+        costs([str(folder)])
+
+
+@pytest.mark.parametrize("row", [{"seconds": 0}, {"accuracy": float("nan")}, {"accuracy": 7}, {"seconds": "soon"}])
+def test_a_damaged_training_is_one_line(train: Callable[..., str], row: dict[str, Any]) -> None:
+    folder = Path(train(rounds=1))
+    found = json.loads((folder / "train.json").read_text())
+    (folder / "train.json").write_text(json.dumps(found | {"rows": [found["rows"][0] | row]}))
+    with pytest.raises(BadFileError, match=r"is (damaged|not a training)"):
         costs([str(folder)])
 
 

@@ -107,7 +107,7 @@ def test_logs_are_said_once(rows: tuple[Row, ...]) -> None:
 
 def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
     case: dict[str, Any] = json.loads((write_audit(tmp_path) / "audit.json").read_text())["case"]
-    said = " ".join(words.setting(Fields(case, "case")))
+    said = " ".join(words.setting(Fields(case, "case"), line_ups=[100, 100]))
     for fact in (
         "4 images of cifar10-samples",
         "lenet:init=wide",
@@ -116,6 +116,7 @@ def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
         "quick",
     ):
         assert fact in said
+    assert "line-up of 4 to 16 images" in " ".join(words.setting(Fields(case, "case"), line_ups=[16, 4]))
 
 
 @pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(gradveil.report.__path__)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,10 @@ def test_a_file_of_ones_own_registers_a_defense(tmp_path: Path, monkeypatch: pyt
 def test_a_damaged_entry_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "results" / "mnist-lenet-b1").mkdir(parents=True)
     (tmp_path / "results" / "mnist-lenet-b1" / "x.json").write_text('{"version": 1}')
+    with pytest.raises(BadFileError, match=r"x\.json is not an entry"):
+        read_entries(tmp_path)
+    entry = json.loads(next((COMMITTED / "results").glob("*/none.json")).read_text())
+    (tmp_path / "results" / "mnist-lenet-b1" / "x.json").write_text(json.dumps(entry | {"case": {}}))
     with pytest.raises(BadFileError, match=r"x\.json is not an entry"):
         read_entries(tmp_path)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gradveil.auditing import Case
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.federated import Training
-from gradveil.studies import Study, make_study, read_study, units_of
+from gradveil.studies import Study, make_study, read_study, status_of, units_of
 
 BASE = {"data": "mnist-samples", "model": "mlp", "images": 2, "gallery": 10, "attacks": "ig:iterations=8,restarts=2"}
 
@@ -104,3 +104,12 @@ def test_a_unit_is_no_larger_than_a_batch_of_the_engine_or_than_is_wished() -> N
     grid = {"defenses": [f"clip:bound={bound}" for bound in range(1, 81)]}
     assert [len(unit.entries) for unit in units_of(study(grid=grid))] == [32, 32, 16]
     assert {len(unit.entries) for unit in units_of(study(grid=grid, together=1))} == {1}
+
+
+def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text('{"version": 1, "cases": [{}]}')
+    with pytest.raises(BadFileError, match="is damaged: run the sweep again"):
+        status_of(tmp_path)
+    (tmp_path / "deep.yaml").write_text("[" * 100_000)
+    with pytest.raises(GradveilError, match="nested without end"):
+        read_study(tmp_path / "deep.yaml")

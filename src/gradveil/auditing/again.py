@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradveil import models
 from gradveil.attacks import load_reconstructions
 from gradveil.auditing.case import make_case
 from gradveil.auditing.exchange import broadcast, choose_private
@@ -14,18 +15,23 @@ from gradveil.auditing.observed import score_observed
 from gradveil.auditing.run import assemble
 from gradveil.auditing.scoring import Judge
 from gradveil.auditing.store import Store
+from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.data import load
 from gradveil.defenses import DEFENSES
 
 
-def score_again(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
-    """Score the saved reconstructions of an audit anew, such as after weights for LPIPS have been fetched."""
+def score_again(folder: Path, *, model: str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
+    """Score the saved reconstructions of an audit anew, such as after weights for LPIPS have been fetched.
+
+    A folder may come from a stranger: a model that it names by import path is built only if the caller names it too.
+    """
     store = Store(folder)
     audit = store.read_audit()
+    _vet_code(audit["case"].get("model"), model)
     if "observations" in audit["case"]:
         return score_observed(folder, progress=progress)
-    case = make_case({**audit["case"], "device": _device_here(audit["case"]["device"])})
+    case = make_case({**audit["case"], "device": _device_here(audit["case"].get("device"))})
     data = load(case.data, progress=progress)
     judge = Judge(choose_private(data, case), data.domain, progress=progress)
     rows = []
@@ -40,6 +46,12 @@ def score_again(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
     return store.read_audit()
 
 
-def _device_here(device: str) -> str:
+def _vet_code(named: object, allowed: str | None) -> None:
+    """Code that a file names does not run because somebody looks at the file."""
+    if isinstance(named, str) and models.is_import_path(named) and named != allowed:
+        raise GradveilError(f"this audit runs code of its own, {named}: if you trust it, add --model '{named}'")
+
+
+def _device_here(device: Any) -> Any:
     """An audit may have run on a machine with a GPU and be scored on one without."""
     return device if device != "cuda" or torch.cuda.is_available() else "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,15 +75,18 @@ def _read(folder: str) -> _Run:
         raise GradveilError(f"the training in {folder} is not finished: gradveil train --out {folder} --resume")
     try:
         settings = {key: value for key, value in found["case"].items() if key not in _MAY_DIFFER}
-        return _Run(
+        run = _Run(
             folder=folder,
-            defense=DEFENSES.canonical(found["case"]["defense"]),
+            defense=DEFENSES.canonical(str(found["case"]["defense"])),
             settings=settings,
             accuracy=float(found["rows"][-1]["accuracy"]),
             round_seconds=median(float(row["seconds"]) for row in found["rows"]),
         )
     except (LookupError, TypeError, ValueError):
         raise BadFileError(f"{folder}/train.json is not a training that this Gradveil reads") from None
+    if not 0 <= run.accuracy <= 1 or not 0 < run.round_seconds < math.inf:
+        raise BadFileError(f"{folder}/train.json is damaged: no training reaches such accuracy or takes such time")
+    return run
 
 
 def _cost(run: _Run, plain: _Run) -> Cost:

@@ -19,6 +19,8 @@ def read_fields(path: Path, kind: str, needs: str) -> dict[str, Any]:
         raise GradveilError(f"there is no {kind} file {path}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise GradveilError(f"{kind} file {path} cannot be read: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise GradveilError(f"{kind} file {path} cannot be read: it is nested without end") from None
     if not isinstance(fields, dict):
         raise GradveilError(f"{kind} file {path} holds no fields; it needs {needs}")
     return {str(key): value for key, value in fields.items()}

@@ -5,20 +5,21 @@ Cells of one attack whose clients answered the same broadcast are attacked as on
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradveil.attacks import ATTACKS, Attack, Reconstruction, save_reconstructions
 from gradveil.auditing.case import Case, Cell, ObservedCase
 from gradveil.auditing.costs import costs
 from gradveil.auditing.exchange import Broadcast, Exchange, Private, broadcast, choose_private, exchange
-from gradveil.auditing.flags import explained, flagged
+from gradveil.auditing.flags import Row, explained, flagged
 from gradveil.auditing.ranks import ranked
 from gradveil.auditing.rows import row
 from gradveil.auditing.scoring import Judge
@@ -30,7 +31,7 @@ from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import derive
-from gradveil.core.tensor_files import write_tensors
+from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.types import Domain, Loss
 from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES
@@ -72,9 +73,13 @@ def run_on(
     store = Store(folder)
     store.open(resume=resume)
     case, left_out = _with_fitting(case, sends)
-    private = choose_private(data, case)
-    _save_truth(store, private)
+    private, cells = choose_private(data, case), case.cells()
     judge = Judge(private, data.domain, progress=progress)
+    saved = {cell.digest(): store.row(cell.digest()) for cell in cells}
+    rows = {digest: done for digest, done in saved.items() if done is not None}
+    if rows:
+        _check_kept(store, case, private, rows.values(), judge)
+    _save_truth(store, private)
 
     @cache
     def observed(defense: str, crafted_by: str | None) -> Exchange:
@@ -88,9 +93,6 @@ def run_on(
             save_observations(store.observation(defense, crafted_by, number), seen)
         return made
 
-    cells = case.cells()
-    saved = {cell.digest(): store.row(cell.digest()) for cell in cells}
-    rows = {digest: done for digest, done in saved.items() if done is not None}
     with progress.task("audit", len(cells), "rows") as task:
         task.advance(len(rows))
         for batch in _together(case, cells):
@@ -204,9 +206,33 @@ def _row(
     )
 
 
-def _save_truth(store: Store, private: Private) -> None:
+def _check_kept(store: Store, case: Case, private: Private, rows: Iterable[Row], judge: Judge) -> None:
+    """Refuse to set new rows beside kept ones that are of other images or were scored by another metric."""
+    kept, about = read_tensors(store.truth, "truth") if store.truth.exists() else ({}, {})
+    tensors, line_up = _truth_of(private)
+    same = all(name in kept and torch.equal(kept[name], tensor) for name, tensor in tensors.items())
+    if kept and not (same and about.get("gallery", line_up) == line_up):
+        raise GradveilError(
+            f"{case.data} no longer holds the images that {store.folder} is about: audit it anew into another --out"
+        )
+    if any(row["identified_by"] not in (None, judge.identifies_by) for row in rows):
+        now = judge.identifies_by.upper()
+        raise GradveilError(
+            f"images in {store.folder} were not identified by {now}, as they would be now: run gradveil score "
+            f"{store.folder} first"
+        )
+
+
+def _truth_of(private: Private) -> tuple[dict[str, Tensor], str]:
+    """What a folder keeps of the private images, and a digest of the line-up that they stand in."""
     tensors = {"inputs": private.batch.inputs, "labels": private.batch.labels, "index": private.index}
-    write_tensors(store.truth, "truth", tensors, {})
+    line_up = hashlib.sha256(private.gallery.contiguous().numpy().tobytes()).hexdigest()
+    return {name: tensor.cpu() for name, tensor in tensors.items()}, line_up
+
+
+def _save_truth(store: Store, private: Private) -> None:
+    tensors, line_up = _truth_of(private)
+    write_tensors(store.truth, "truth", tensors, {"gallery": line_up})
 
 
 def check_device(device: str) -> None:

@@ -38,6 +38,11 @@ class Judge:
         except GradveilError as error:  # such as pictures too small for the network
             self.lpips, self.not_available["lpips"] = None, str(error)
 
+    @property
+    def identifies_by(self) -> str:
+        """The metric that decides who is identified."""
+        return "ssim" if self.lpips is None else "lpips"
+
     def about(self, private: Private) -> Judge:
         """The same judge for other private examples of the same kind."""
         other = copy.copy(self)
@@ -60,14 +65,15 @@ class Judge:
             representation=representation(copy.deepcopy(module).cpu(), self.domain),
         )
         right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
-        means = scores.means()
+        means, line_up = scores.means(), len(self.private.gallery)
         identified = int(scores.per_image["identified"].sum())
         return {
             "images": len(truth),
             **{name: means.get(name) for name in MEANS},
             "identified_interval": list(wilson(identified, len(truth))),
             "identified_by": scores.identified_by,
-            "gallery": len(self.private.gallery),
+            "gallery": line_up,
+            "chance": sum(size * min(1.0, size / line_up) for size in sizes) / len(truth),
             "label_accuracy": sum(right) / len(right),
             "not_available": self.not_available,
             "per_image": self._per_image(scores, guess, order, found),
@@ -102,6 +108,7 @@ def unscored(found: Sequence[Reconstruction], reason: str) -> dict[str, Any]:
         "identified_interval": None,
         "identified_by": None,
         "gallery": None,
+        "chance": None,
         "not_available": dict.fromkeys(empty, reason),
         "per_image": [
             {

@@ -26,6 +26,8 @@ from typing import Any
 from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError, GradveilError
 
+_DIGEST = re.compile("[0-9a-f]{16}")
+
 
 class Store:
     """Paths of an audit folder and its rows."""
@@ -95,7 +97,15 @@ class Store:
             raise BadFileError(f"{self.audit} is damaged: {error}") from None
         if not isinstance(audit, dict) or audit.get("version") != 1:
             raise BadFileError(f"{self.audit} is not an audit that this Gradveil reads")
+        rows = audit.get("rows")
+        if not isinstance(audit.get("case"), dict) or not isinstance(rows, list) or not all(map(_is_row, rows)):
+            raise BadFileError(f"{self.audit} is damaged: its case or one of its rows is none")
         return audit
 
     def relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
+
+
+def _is_row(row: object) -> bool:
+    """Digests name folders: one from a stranger must not lead out of this one."""
+    return isinstance(row, dict) and isinstance(row.get("digest"), str) and bool(_DIGEST.fullmatch(row["digest"]))

@@ -39,6 +39,7 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> li
                 "prior_only_identified": None if alone is None else alone["identified"],
                 "images": worst["images"],
                 "gallery": worst["gallery"],
+                "chance": None if worst["gallery"] is None else chance_of(worst),
                 **{key: worst[key] for key in ("candidates", "ranked_first", "round") if key in worst},
                 "rebuilt": _rebuilt(worst, own, rows),
                 "flags": worst["flags"],
@@ -84,8 +85,13 @@ def privacy_grade(row: Row) -> str | None:
     """
     if row["identified_interval"] is None:
         return None
-    chance = 1 / row["gallery"]
+    chance = chance_of(row)
     return _grade((row["identified_interval"][1] - chance) / (1 - chance), GRADES["privacy"])
+
+
+def chance_of(row: Row) -> float:
+    """What picking at random identifies: a picture counts for whichever of the images behind its update is like it."""
+    return float(row.get("chance") or 1 / row["gallery"])  # audits from before it was kept had no larger one
 
 
 def _grade(value: float, bounds: Mapping[str, float]) -> str:

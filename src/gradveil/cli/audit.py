@@ -89,6 +89,8 @@ def audit(
     fields.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     fields |= _recipe(fields.get("recipe"), epochs, mini_batch, lr, train_mode)
     bounds = [_bound(text) for text in fail_above or []]
+    if resume and out is None:
+        raise GradveilError("--resume goes on with the audit of a folder: name it with --out")
     folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
     again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
     result = _run(fields, folder, resume, again)
@@ -122,17 +124,20 @@ def _run(fields: dict[str, Any], folder: Path, resume: bool, again: str) -> dict
 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:
     """Write report.html of a saved audit anew."""
-    _out.print(f"report: {render(folder)}", highlight=False)
+    _out.print(f"report: {render(folder)}", highlight=False, markup=False)
 
 
 def score(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")],
     metric: Annotated[str | None, typer.Option(help="Print this metric only, one line per row.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model of the audit where it is your own code, as PACKAGE:FUNCTION.")
+    ] = None,
 ) -> None:
     """Score the saved reconstructions of an audit again, without attacking again."""
     if metric is not None and metric not in (*MEANS, "label_accuracy"):
         raise GradveilError(f"no metric is called {metric!r}; there are: {', '.join(MEANS)}, label_accuracy")
-    result = score_again(folder, progress=Terminal(_errors))
+    result = score_again(folder, model=model, progress=Terminal(_errors))
     page = render(folder)
     if metric is None:
         _print_summary(result, page)
@@ -157,11 +162,13 @@ def _recipe(
 def _bound(text: str) -> tuple[str, float]:
     metric, equals, value = text.partition("=")
     try:
-        if metric != "identified" or not equals:
+        if metric != "identified" or not equals or not 0 <= float(value) <= 1:
             raise ValueError
         return metric, float(value)
     except ValueError:
-        raise GradveilError(f"cannot read the bound {text!r}; write --fail-above identified=0.1") from None
+        raise GradveilError(
+            f"cannot read the bound {text!r}; write --fail-above identified=0.1, a share from 0 to 1"
+        ) from None
 
 
 def _enforce(result: dict[str, Any], bounds: list[tuple[str, float]]) -> None:

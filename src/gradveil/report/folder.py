@@ -121,20 +121,22 @@ def _trace(fields: Fields) -> Trace:
     return Trace(known, lines)
 
 
-def _chance(fields: Fields, gallery: int | None) -> float | None:
+def _chance(fields: Fields, at_random: float) -> float | None:
     alone = fields.number("prior_only_identified")
-    return alone if alone is None or not gallery else max(alone, 1 / gallery)
+    return alone if alone is None else max(alone, at_random)
 
 
 def _verdict(fields: Fields) -> Verdict:
     gallery = _whole(fields, "gallery")
+    at_random = fields.number("chance") or (1 / gallery if gallery else 0.0)
     return Verdict(
         defense=fields.text("defense"),
         attack=fields.optional_text("attack"),
         threat=fields.optional_text("threat"),
         identified=fields.number("identified"),
         interval=fields.interval("identified_interval"),
-        chance=_chance(fields, gallery),
+        chance=_chance(fields, at_random),
+        gallery=gallery,
         images=_whole(fields, "images"),
         sentence=fields.optional_text("sentence") or "",
         grade=fields.optional_text("grade"),
@@ -142,16 +144,16 @@ def _verdict(fields: Fields) -> Verdict:
         cost=None if fields.raw.get("cost") is None else _cost(fields.object("cost")),
         candidates=_whole(fields, "candidates"),
         ranked_first=fields.number("ranked_first"),
-        rebuilt=None if fields.raw.get("rebuilt") is None else _rebuilt(fields.object("rebuilt"), gallery),
+        rebuilt=None if fields.raw.get("rebuilt") is None else _rebuilt(fields.object("rebuilt"), at_random),
     )
 
 
-def _rebuilt(fields: Fields, gallery: int | None) -> Rebuilt:
+def _rebuilt(fields: Fields, at_random: float) -> Rebuilt:
     return Rebuilt(
         attack=fields.text("attack"),
         identified=fields.number("identified"),
         interval=fields.interval("identified_interval"),
-        chance=_chance(fields, gallery),
+        chance=_chance(fields, at_random),
     )
 
 

@@ -77,7 +77,9 @@ def _content(audit: Audit) -> dict[str, object]:
         "utility_grades": words.grades(audit.grades["utility"], "") if _costed(audit) else "",
         "threats": list(dict.fromkeys(row.threat for row in audit.rows)),
         "assumptions": words.assumptions(audit.rows),
-        "setting": words.setting(audit.case, audit.trainings),
+        "setting": words.setting(
+            audit.case, audit.trainings, [one.gallery for one in audit.verdicts if one.gallery is not None]
+        ),
         "counter_moves": counter_moves(audit.rows),
         "over_training": rounds.over_training(audit.rows),
         "styles": STYLES,

@@ -114,6 +114,8 @@ class Verdict:
     """What the same search finds without the update, but at least what picking at random does."""
     images: int | None
     sentence: str
+    gallery: int | None = None
+    """How many images the line-up had in which an image was identified."""
     grade: str | None = None
     flags: tuple[str, ...] = ()
     cost: Cost | None = None

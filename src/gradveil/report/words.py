@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gradveil.report.fields import Fields, number_or_none
 from gradveil.report.measures import MEASURES, NOT_AVAILABLE, styled
@@ -161,8 +161,8 @@ def points(share: float | None) -> str:
     return f"{100 * share:.1f} points" if share >= 0 else f"none ({-100 * share:.1f} points gained)"
 
 
-def setting(case: Fields, trainings: Sequence[Fields] = ()) -> list[str]:
-    """What was attacked and how hard, in sentences."""
+def setting(case: Fields, trainings: Sequence[Fields] = (), line_ups: Collection[int] = ()) -> list[str]:
+    """What was attacked and how hard, in sentences; ``line_ups``: how many images stood in those that were held."""
     given = case.raw.get("restarts") is not None
     restarts = f" and {_count(case, 'restarts', 'restart')} for each update" if given else ""
     sentences = [
@@ -170,8 +170,9 @@ def setting(case: Fields, trainings: Sequence[Fields] = ()) -> list[str]:
         f"The adversary searches with the budget “{value_of(case, 'budget')}”{restarts}.",
         "It keeps the result that its own objective prefers: it never sees the truth.",
     ]
-    if number_or_none(case.raw.get("gallery")) is not None:
-        sentences.append(f"An image is identified in a line-up of {_count(case, 'gallery', 'image')}.")
+    if line_ups:
+        sizes = f"{min(line_ups)} to {max(line_ups)}" if len(set(line_ups)) > 1 else f"{min(line_ups)}"
+        sentences.append(f"An image is identified in a line-up of {sizes} images.")
     return sentences
 
 

@@ -59,6 +59,9 @@ class Ledger:
         found = _read(self.folder / "study.json")
         if found is None or found.get("version") != VERSION:
             raise BadFileError(f"{self.folder} holds no sweep: there is no study.json in it that this Gradveil reads")
+        cases = found.get("cases")
+        if not isinstance(cases, list) or not all(isinstance(case, dict) and "digest" in case for case in cases):
+            raise BadFileError(f"{self.folder / 'study.json'} is damaged: run the sweep again")
         return found
 
     def result(self, digest: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from gradveil.studies.ledger import Ledger
 def status_of(folder: Path) -> Standing:
     """The standing of the study that was last run in a folder; running are the cases that a live sweep names."""
     ledger, now = Ledger(folder), holder(folder) or {}
-    cases = {case["digest"]: case["title"] for case in ledger.read_study()["cases"]}
+    cases = {str(case["digest"]): str(case.get("title", "")) for case in ledger.read_study()["cases"]}
     done = {digest for digest in cases if ledger.result(digest) is not None}
     running = [digest for digest in now.get("running", []) if digest in cases and digest not in done]
     open_ = [digest for digest in cases if digest not in done and digest not in running]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -34,6 +33,31 @@ class Trained(_Kept):
     device: str
 
 
+class Asked(BaseModel):
+    """What the page says of the audit behind an entry; the rest of the case is kept with it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    data: str
+    images: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    gallery: int = Field(ge=2)
+
+    @property
+    def chance(self) -> float:
+        """The share of images that random picks identify."""
+        return min(1.0, self.batch_size / self.gallery)
+
+
+class Machine(BaseModel):
+    """Where an entry was measured."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    device: str
+    torch: str
+
+
 class Entry(_Kept):
     """One defense in one setting."""
 
@@ -49,8 +73,8 @@ class Entry(_Kept):
     """Why the defense cannot work on the model of the setting."""
     trained: Trained | None = None
     attacks: tuple[str, ...] = ()
-    case: dict[str, Any]
-    environment: dict[str, Any]
+    case: Asked
+    environment: Machine
 
 
 def path_of(folder: Path, setting: str, defense: str) -> Path:

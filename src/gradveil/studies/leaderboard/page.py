@@ -109,18 +109,17 @@ def _cost(trained: Trained | None, plain: Trained | None) -> list[str]:
 def _task_words(entry: Entry) -> str:
     """What there is to find, and how much of it chance finds: that is as good as a defense can look."""
     case = entry.case
-    images, behind, line_up = case["images"], case["batch_size"], case["gallery"]
-    chance = behind / line_up
-    grade = privacy_grade({"identified_interval": wilson(round(chance * images), images), "gallery": line_up})
+    lucky = wilson(round(case.chance * case.images), case.images)
+    grade = privacy_grade({"identified_interval": lucky, "chance": case.chance})
     return (
-        f"{images} private images, {behind} behind each update, among the {len(load(case['data']))} candidates of "
-        f"`{case['data']}`. Random picks identify {chance:.0%} of them on average, which with so few images is "
-        f"grade {grade}: no defense can be expected to do better here."
+        f"{case.images} private images, {case.batch_size} behind each update, among the {len(load(case.data))} "
+        f"candidates of `{case.data}`. Random picks identify {case.chance:.0%} of them on average, which with so few "
+        f"images is grade {grade}: no defense can be expected to do better here."
     )
 
 
 def _run_words(setting: Setting, entries: Sequence[Entry]) -> str:
-    ran = sorted({f"{one.environment['device']}, torch {one.environment['torch']}" for one in entries})
+    ran = sorted({f"{one.environment.device}, torch {one.environment.torch}" for one in entries})
     return f"`{setting.name}`; suite `{setting.audit['budget']}`; {'; '.join(ran)}."
 
 

@@ -60,15 +60,14 @@ def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Pro
 
 
 def _entry(setting: Setting, spec: str, audit: dict[str, Any], trained: Trained | None) -> Entry:
-    about = {"setting": setting.name, "defense": spec, "environment": audit["environment"]}
     case = {name: value for name, value in audit["case"].items() if name not in ("defenses", "attacks", "training")}
+    about = {"setting": setting.name, "defense": spec, "case": case, "environment": audit["environment"]}
     if spec in audit["left_out"]:
-        return Entry(**about, case=case, unfit=audit["left_out"][spec])
+        return Entry(**about, unfit=audit["left_out"][spec])
     rows = [row for row in audit["rows"] if row["defense"] == spec and row["attack"] != PRIOR_ONLY]
     verdict = next(one for one in audit["verdicts"] if one["defense"] == spec)
     return Entry(
         **about,
-        case=case,
         grade=verdict["grade"],
         worst=_worst([row for row in rows if row["attack"] == verdict["attack"]]),
         rebuilt=_worst(without_candidates(rows)),
