@@ -39,6 +39,12 @@ def test_what_was_cut_is_seen(model: str) -> None:
     assert cut_tensors(pruned.reply) == {classifier}
 
 
+def test_silent_units_are_taken_for_left_out() -> None:
+    """A ReLU that the example does not drive leaves a column of the next layer at zero, as Soteria does."""
+    (bare,) = observed(private_batches(1), model="mlp")
+    assert cut_tensors(bare.reply)
+
+
 @pytest.mark.parametrize("model", ["lenet", "resnet18", "mlp"])
 def test_the_noise_level_is_read_off_the_spread(model: str) -> None:
     (bare,) = observed(private_batches(1), model=model)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from exchanges import observed, private_batches
-from gradveil.attacks import ATTACKS, BUDGETS
-from gradveil.attacks.explain import as_gradient
+from gradveil.attacks import ATTACKS, BUDGETS, Budget
+from gradveil.attacks.explain import as_gradient, explained
+from gradveil.attacks.matching import Matching
+from gradveil.core.errors import GradveilError
 from gradveil.core.types import Recipe
 
 ONE_STEP = Recipe(sends="delta", lr=0.01, batch_size=4)
@@ -50,3 +52,45 @@ def test_attacks_find_the_same_behind_both_and_step_them_jointly() -> None:
     by_delta, by_gradient = (attack(observed(batches, recipe=recipe), seeds=[0, 1]) for recipe in (ONE_STEP, Recipe()))
     for one, other in zip(by_delta, by_gradient, strict=True):
         assert one.objective == pytest.approx(other.objective, rel=0.05)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_small_steps_average_to_the_gradient_at_the_broadcast(momentum: float) -> None:
+    batches = private_batches(1, 2)
+    several = Recipe(sends="delta", epochs=10, lr=1e-4, momentum=momentum)
+    (delta,), (gradient,) = observed(batches, recipe=several), observed(batches)
+    mean = explained(delta, "averaged").reply
+    for name, tensor in gradient.reply.items():
+        assert (mean[name] - tensor).norm() < 0.05 * tensor.norm()
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), ONE_STEP, replace(ONE_STEP, weight_decay=0.1)])
+def test_a_surrogate_of_one_step_is_that_step(recipe: Recipe) -> None:
+    """Nothing lies between the broadcast and the point where its gradient was taken."""
+    seen = observed(private_batches(1, 2), recipe=recipe)
+    (found,), (plain,) = (
+        ATTACKS.build(f"{name}:strategy=loop", Budget(1, 5))(seen, seeds=[0]) for name in ("sme", "ig")
+    )
+    assert torch.equal(found.inputs, plain.inputs)
+    assert found.objective == plain.objective
+
+
+def test_a_surrogate_of_several_steps_is_searched_along_them() -> None:
+    attack = ATTACKS.build("sme", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    several = observed(private_batches(1, 2), recipe=replace(ONE_STEP, epochs=2))
+    assert "mix" in attack.problems(several, [0])[1]
+    assert "mix" not in attack.problems(observed(private_batches(1, 2)), [0])[1]
+
+
+@pytest.mark.parametrize("name", ["dlg", "idlg"])
+def test_lbfgs_searches_along_the_steps_too(name: str) -> None:
+    seen = observed(private_batches(1, 2), recipe=replace(ONE_STEP, epochs=2))
+    (found,) = ATTACKS.build(f"{name}:match=surrogate", Budget(1, 3))(seen, seeds=[0])
+    assert found.objective <= found.trace[0]
+
+
+def test_more_examples_than_rows_cannot_be_read_off_them() -> None:
+    attack, batches = ATTACKS.build("analytic", Budget(1, 1)), private_batches(1, 6)
+    with pytest.raises(GradveilError, match="which has 4 for a batch of 6"):
+        attack(observed(batches, model="mlp:hidden=4"), seeds=[0])

@@ -11,9 +11,10 @@ from scipy.optimize import minimize
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.latent import into_l1_ball
+from gradveil.attacks.latent import Codes, into_l1_ball
 from gradveil.attacks.matching import Matching
 from gradveil.attacks.population import Evolution
+from gradveil.attacks.turbo import TuRBO
 from gradveil.auditing import make_case, run_case
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT
@@ -58,6 +59,31 @@ def test_gias_ends_in_weights_that_fit_better_than_any_code() -> None:
 def test_a_generator_of_another_shape_is_refused() -> None:
     with pytest.raises(GradveilError, match="draws 1x28x28, but the inputs are 3x32x32"):
         ATTACKS.build("ggl:generator=mnist", Budget(1, 2))(observed(private_batches(1)), seeds=[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("gifd:stages=4", "stages=4, but the generator has 3 after its code"),
+        ("gifd:stages=-1", "stages is at least 0"),
+        ("ggl:match=surrogate", "cma searches codes alone"),
+        ("ggl:optimizer=turbo,match=surrogate", "turbo searches codes alone"),
+        ("ggl:optimizer=turbo,limit=5", "leave limit out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(spec: str, words: str) -> None:
+    with pytest.raises(GradveilError, match=words):
+        ATTACKS.build(spec, Budget(1, 4))(observed(private_batches(1)), seeds=[0])
+
+
+def test_turbo_reaches_the_edge_of_its_box() -> None:
+    attack = ATTACKS.build("ggl:optimizer=turbo", Budget(1, 4))
+    assert isinstance(attack, Matching)
+    assert isinstance(attack.search, TuRBO)
+    prior = attack.prior(observed(private_batches(1))[0], None)
+    assert isinstance(prior, Codes)
+    edge = torch.full((1, prior.generator.latent), attack.search.box)
+    assert torch.equal(prior.code({"code": edge}), edge)
 
 
 def test_all_populations_are_valued_as_one_batch() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructions, save_reconstructions
@@ -16,9 +17,12 @@ from gradveil.attacks.identification.updates import updates_for
 from gradveil.attacks.objectives import Marks
 from gradveil.auditing import Case, run_case
 from gradveil.auditing.ranks import ranked
+from gradveil.client import Client
 from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import generator
 from gradveil.core.types import Recipe
 from gradveil.metrics import ranks
+from gradveil.models import Functional
 from gradveil.threat import Observation, threat_model
 
 
@@ -148,6 +152,13 @@ def test_where_censor_sends_the_gradient_itself_those_who_explain_it_are_found(m
     assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES)["ranked_first"] == 1
 
 
+def test_where_censor_has_come_to_rest_a_batch_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perpendicular, "STARTS", 100)
+    seen = observed(private_batches(3, 4), threat="D")
+    rests = [replace(one, defense="censor:rounds=1") for one in seen]
+    assert ranked(attacked("identify", rests), torch.arange(12), SAMPLES)["ranked_first"] == 1
+
+
 def test_one_angle_for_all_tensors_hides_a_batch() -> None:
     seen = observed(private_batches(3, 4), defense="censor:layerwise=false", threat="D")
     assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES)["ranked_first"] < 0.5
@@ -249,6 +260,29 @@ def test_the_updates_of_candidates_are_those_that_clients_would_send(model: str,
     updates = updates_for(seen[0])(batch.inputs, batch.labels)
     for i, one in enumerate(seen):
         for name, tensor in one.reply.items():
+            torch.testing.assert_close(updates[name][i], tensor, rtol=1e-4, atol=1e-6)
+
+
+class EditsInPlace(nn.Module):
+    """An activation that no layer stands for, and that edits what left the layer before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 5, stride=3), nn.Linear(400, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(nn.functional.relu(self.conv(x), inplace=True).flatten(1))
+        return out
+
+
+def test_a_model_that_the_layer_rules_get_wrong_has_its_gradients_taken_one_by_one() -> None:
+    (one,), batch = observed(private_batches(1), threat="D"), SAMPLES.batch(range(3))
+    module = EditsInPlace()
+    params = Functional(module).params
+    updates = updates_for(replace(one, module=module, sent=params))(batch.inputs, batch.labels)
+    for i in range(3):
+        alone = Client(module, recipe=Recipe()).reply(params, batch.take(slice(i, i + 1)), generator(0)).update
+        for name, tensor in alone.items():
             torch.testing.assert_close(updates[name][i], tensor, rtol=1e-4, atol=1e-6)
 
 

@@ -75,3 +75,42 @@ def test_a_value_that_is_not_finite_is_never_the_answer() -> None:
     found = run(LBFGS(iterations=30, lives=1), evaluate, torch.zeros(1, 1))
     assert torch.isfinite(found.objectives).all()
     assert found.unknowns["x"][0, 0] <= 2
+
+
+def test_the_lives_of_a_problem_are_the_same_alone_and_in_company() -> None:
+    """A bowl with many dents, in which searches get stuck: where each starts anew is decided by its own seed."""
+
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        x = point["x"].detach().requires_grad_()
+        values = ((5 * x).sin().square() + 0.05 * x.abs()).mean(dim=1) + 0.01
+        (slope,) = torch.autograd.grad(values.sum(), x)
+        return {"x": slope}, values.detach()
+
+    begun: list[tuple[int, int]] = []
+
+    def found(seeds: list[int]) -> Found:
+        def fresh(life: int) -> Params:
+            begun.append((len(seeds), life))
+            return {"x": torch.stack([torch.randn(6, generator=generator(seed, life)) for seed in seeds])}
+
+        search = LBFGS(iterations=150, history=10, patience=10)
+        with SILENT.task("", None) as task:
+            return search.run(evaluate, fresh(0), lambda point: point, task, fresh)
+
+    together = found([1, 2, 3])
+    for i, seed in enumerate([1, 2, 3]):
+        alone = found([seed])
+        torch.testing.assert_close(together.unknowns["x"][i], alone.unknowns["x"][0])
+        torch.testing.assert_close(together.objectives[i], alone.objectives[0])
+    assert max(life for size, life in begun if size == 1) > 1, "lives do end"
+
+
+def test_an_unknown_that_is_one_number_is_searched_too() -> None:
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        away = {"x": point["x"] - 2, "mix": point["mix"] - 1}
+        return {name: 2 * tensor for name, tensor in away.items()}, away["x"].square().sum(1) + away["mix"].square()
+
+    start = {"x": torch.zeros(2, 3), "mix": torch.zeros(2)}
+    with SILENT.task("", None) as task:
+        found = LBFGS(iterations=20).run(evaluate, start, lambda point: point, task, lambda _: start)
+    torch.testing.assert_close(found.unknowns["mix"], torch.ones(2), atol=1e-3, rtol=0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.func import grad_and_value, vmap
@@ -10,11 +12,12 @@ from gradveil.attacks.objectives import Cosine, Objective, Squared
 from gradveil.attacks.priors import Pixels
 from gradveil.attacks.regularisers import total_variation
 from gradveil.attacks.search import SGD, Adam
+from gradveil.client.local import cross_entropy, local_update
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
 from gradveil.core.types import Params, Recipe
 from gradveil.metrics import label_accuracy
-from gradveil.models import classifier
+from gradveil.models import Functional, classifier
 
 
 def test_objectives_against_torch() -> None:
@@ -160,6 +163,26 @@ def test_labels_after_local_steps_of_a_large_model() -> None:
     labels = infer_labels(observed(batches, model="resnet18", recipe=recipe), 4)
     right = [label_accuracy(labels[i], batch.labels) for i, batch in enumerate(batches)]
     assert sum(right) / len(right) >= 0.9
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_labels_are_counted_in_steps_with_momentum(momentum: float) -> None:
+    batches = [SAMPLES.batch(torch.randperm(100, generator=generator(i))[:16]) for i in range(2)]
+    recipe = Recipe(sends="delta", epochs=5, lr=0.001, momentum=momentum)
+    labels = infer_labels(observed(batches, model="lenet", recipe=recipe), 16)
+    assert all(label_accuracy(labels[i], batch.labels) == 1 for i, batch in enumerate(batches))
+
+
+def test_labels_are_tried_out_with_the_loss_that_clients_minimise() -> None:
+    def tripled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 3 * cross_entropy(outputs, targets)
+
+    recipe = Recipe(sends="delta", epochs=2, batch_size=2, lr=0.05)
+    (batch,) = private_batches(1, 4)
+    (one,) = observed([batch], model="lenet", recipe=recipe)
+    reply = local_update(Functional(one.module), tripled, one.sent, batch.inputs, batch.labels, recipe)
+    (labels,) = infer_labels([replace(one, reply=reply, loss=tripled)], 4)
+    assert label_accuracy(labels, batch.labels) == 1
 
 
 def test_granted_labels_are_taken() -> None:

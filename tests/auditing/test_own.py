@@ -40,7 +40,7 @@ def test_a_program_learns_what_its_update_gives_away(tmp_path: Path) -> None:
 
 def test_attacks_match_the_loss_that_clients_minimise() -> None:
     """With another loss than the client's, the objective could not fall to zero."""
-    pair = (DIGITS.inputs[:1], DIGITS.labels[:1])
+    pair = (DIGITS.inputs[2:3], DIGITS.labels[2:3])
     found = gradveil.audit(own_model(), pair, loss=smoothed, attack="idlg:iterations=200", threat="B")
     (row,) = [row for row in found["rows"] if row["attack"].startswith("idlg")]
     assert row["per_image"][0]["objective"] < 1e-4
@@ -69,6 +69,7 @@ def test_saved_observations_ask_for_the_loss(tmp_path: Path) -> None:
         ({"batch": (torch.rand(1, 1, 9, 9), torch.tensor([0]))}, "1 x 9 x 9.*gallery="),
         ({"batch": (4 * DIGITS.inputs, DIGITS.labels)}, "normalization into the model"),
         ({"batch_size": 3}, "cannot be cut"),
+        ({"batch": (DIGITS.inputs[:0], DIGITS.labels[:0])}, "0 examples cannot be cut"),
         ({"defense": "nose"}, "nose"),
     ],
 )

@@ -154,6 +154,25 @@ def test_strides_padding_and_dilation_are_followed() -> None:
     assert (slopes["pixels"] - expected["pixels"]).norm() <= 1e-4 * expected["pixels"].norm()
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU, nn.LeakyReLU])
+def test_layers_that_edit_what_they_are_given_edit_nothing_that_is_watched(activation: type[nn.ReLU]) -> None:
+    edits = activation()
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, 2), edits, nn.Flatten(), nn.Linear(900, 10))
+
+    def gradients(inplace: bool) -> dict[str, Tensor]:
+        edits.inplace = inplace
+        network = SharedNetwork(module, dict(module.named_parameters()), train_mode=False)
+        batch = SAMPLES.batch(range(3))
+        inputs = batch.inputs.unsqueeze(1).requires_grad_()
+        _, calls, slopes = network.derived(nn.functional.cross_entropy, inputs, batch.labels.unsqueeze(1))
+        assert edits.inplace is inplace, "the given module stays as it is"
+        return joint.gradients(calls, slopes, 3)
+
+    copied, edited = gradients(False), gradients(True)
+    for name, tensor in copied.items():
+        torch.testing.assert_close(edited[name], tensor)
+
+
 @pytest.mark.parametrize(
     "layer", [nn.Conv2d(3, 6, 3, groups=3), nn.Conv2d(3, 3, 3, padding_mode="reflect", padding=1), nn.Bilinear(2, 2, 2)]
 )

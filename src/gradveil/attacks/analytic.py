@@ -31,6 +31,11 @@ class Analytic(Attack):
         name, size = readable_layer(seen[0].module, seen[0].domain, "analytic"), seen[0].batch_size or 1
         weight = torch.stack([one.reply[f"{name}.weight"] for one in seen])
         bias = torch.stack([one.reply[f"{name}.bias"] for one in seen])
+        if size > bias.shape[1]:
+            raise GradveilError(
+                f"attack 'analytic' reads each example off a row of {name!r}, which has {bias.shape[1]} for a batch of "
+                f"{size}: use a wider layer, a smaller batch or another attack"
+            )
         rows = bias.abs().topk(size, dim=1).indices
         driven = bias.gather(1, rows)
         inputs = readout(weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2])), driven, seen[0])

@@ -3,7 +3,8 @@
 An update that was clipped layer by layer has several layers of exactly the same norm, the largest. One that was
 sparsified has the same share of zeros in every large tensor. Soteria leaves whole columns of the classifier at zero.
 Noise spreads the entries of many tensors by the same amount, whatever their gradients are. What is not found is taken
-for not done: on an undefended update nothing changes.
+for not done. Columns behind ReLUs that no example drives are zero too, and are taken for left out: on an undefended
+update candidates are then compared without them.
 """
 
 from __future__ import annotations

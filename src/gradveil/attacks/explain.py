@@ -15,8 +15,20 @@ from gradveil.threat.observation import Observation
 
 Explanation = Literal["simulated", "averaged", "surrogate"]
 """``simulated``: repeat the client's local run on the candidate, which needs its recipe. ``averaged``: take
--delta / (rate x steps) for one gradient at the broadcast, the weak way. ``surrogate``: one gradient at a point between
-the first and the last parameters, which is searched along (SME, Zhu et al. 2023)."""
+-delta / (rate x steps), momentum counted in, for one gradient at the broadcast, the weak way. ``surrogate``: one
+gradient at a point between the first and the last parameters, which is searched along (SME, Zhu et al. 2023)."""
+
+
+def counts(recipe: Recipe, steps: int) -> list[float]:
+    """How often the gradient of each step counts in the difference: with momentum, later steps take it again."""
+    return [sum(recipe.momentum**again for again in range(steps - i)) for i in range(steps)]
+
+
+def local_steps(one: Observation) -> int | None:
+    """How many local steps the client took; None where that is not known."""
+    if one.kind == "gradient":
+        return 1
+    return None if one.recipe is None else len(list(mini_batches(one.batch_size or 1, one.recipe)))
 
 
 def as_gradient(one: Observation) -> Observation:
@@ -46,10 +58,12 @@ def explained(one: Observation, explanation: Explanation) -> Observation:
             )
         return one
     recipe = one.recipe or Recipe(sends="delta", lr=1.0)
-    steps = len(list(mini_batches(one.batch_size or 1, recipe)))
-    gradient = scaled(one.reply, -1 / (recipe.lr * steps))
+    length = recipe.lr * sum(counts(recipe, local_steps(one) or 1))
     return replace(
-        one, reply=gradient, kind="gradient", recipe=Recipe(lr=recipe.lr * steps, train_mode=recipe.train_mode)
+        one,
+        reply=scaled(one.reply, -1 / length),
+        kind="gradient",
+        recipe=Recipe(lr=length, train_mode=recipe.train_mode),
     )
 
 

@@ -52,6 +52,10 @@ def ggl(
     precision: Precision = "float32",
 ) -> Attack:
     """Generative Gradient Leakage (Li et al. 2022): the code of a generator, found by CMA-ES, TuRBO or Adam."""
+    if match == "surrogate" and optimizer != "adam":
+        raise GradveilError(f"attack ggl: {optimizer} searches codes alone, and match=surrogate a point too: use adam")
+    if limit is not None and optimizer == "turbo":
+        raise GradveilError("attack ggl: turbo searches codes in [-2, 2] anyway: leave limit out, or use cma or adam")
     rounds = iterations or (budget.iterations if optimizer == "adam" else max(1, budget.iterations // 4))
     searches: dict[str, Callable[[], Search | PopulationSearch]] = {
         "cma": lambda: Evolution(iterations=rounds, together=population),
@@ -63,7 +67,7 @@ def ggl(
         objective=_OBJECTIVES[distance],
         search=searches[optimizer](),
         restarts=restarts or budget.restarts,
-        prior=_codes(generator, code, code_weight, 2.0 if optimizer == "turbo" else limit),
+        prior=_codes(generator, code, code_weight, limit),
         aware=aware,
         draws=draws,
         explanation=match,
@@ -137,6 +141,8 @@ def gifd(
     ``radius`` is per entry of the features: a stage of d entries gets a ball of radius * d. The iterations are shared
     equally by the code and the ``stages`` after it.
     """
+    if stages < 0:
+        raise GradveilError(f"attack gifd: stages is at least 0, not {stages}")
     each = max(1, (iterations or budget.iterations) // (stages + 1))
     smooth = ((tv, total_variation), (norm, energy))
     search = Adam(iterations=each, lr=lr, schedule="cosine", warmup=max(1, each // 20))
@@ -146,7 +152,7 @@ def gifd(
         objective=Cosine(),
         search=search,
         restarts=restarts or budget.restarts,
-        prior=_codes(generator, "none", 0.0, None),
+        prior=_before_stages(_codes(generator, "none", 0.0, None), stages),
         regularisers=smooth,
         later=later,
         aware=aware,
@@ -177,6 +183,19 @@ def _codes(spec: str, cost: CodeCost, weight: float, limit: float | None) -> Pri
 @cache
 def _loaded(spec: str, device: torch.device) -> Generator:
     return build(spec).to(device)
+
+
+def _before_stages(codes: PriorOf, stages: int) -> PriorOf:
+    """The same codes, of a generator that has so many stages after its code."""
+
+    def prior(one: Observation, outcome: Outcome | None) -> Prior:
+        first = cast(Codes, codes(one, outcome))
+        most = len(first.generator.stages) - 1
+        if stages > most:
+            raise GradveilError(f"attack gifd: stages={stages}, but the generator has {most} after its code: use fewer")
+        return first
+
+    return prior
 
 
 def _own_weights(_: Observation, outcome: Outcome | None) -> Prior:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from gradveil.attacks.explain import counts, local_steps
 from gradveil.attacks.relabel import try_out
-from gradveil.client.local import mini_batches
 from gradveil.core.seeding import generator
 from gradveil.models import classifier, representation
 from gradveil.threat.observation import Observation
@@ -32,7 +32,7 @@ def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     if batch_size == 1:
         return errors.argmin(dim=1, keepdim=True)
     counted = _counted(seen[0], errors, batch_size)
-    if _steps(seen[0]) == 1:
+    if local_steps(seen[0]) in (1, None):
         return counted
     stand_ins, key = _probes(seen[0])[:batch_size], _observed_layer(seen[0])
     return torch.stack([try_out(one, counted[i], stand_ins, key) for i, one in enumerate(seen)])
@@ -67,7 +67,7 @@ def _counted(one: Observation, errors: Tensor, batch_size: int) -> Tensor:
     most, so that they add up to the batch.
     """
     predictions = _ask(one).softmax(dim=-1).mean(dim=0)
-    owed = batch_size * (predictions - errors / _steps_and_rate(one))
+    owed = batch_size * (predictions - errors / _added_up(one))
     labels = []
     for _ in range(batch_size):
         chosen = owed.argmax(dim=1, keepdim=True)
@@ -87,19 +87,12 @@ def _sign(one: Observation) -> float:
     return 1.0 if one.kind == "gradient" else -1.0
 
 
-def _steps_and_rate(one: Observation) -> float:
+def _added_up(one: Observation) -> float:
     """How many mean gradients a reply adds up to, where it is a difference of parameters."""
     recipe = one.recipe
     if one.kind == "gradient" or recipe is None:
         return 1.0
-    return recipe.lr * _steps(one)
-
-
-def _steps(one: Observation) -> int:
-    """How many local steps the client took, as far as is known."""
-    if one.kind == "gradient" or one.recipe is None:
-        return 1
-    return len(list(mini_batches(one.batch_size or 1, one.recipe)))
+    return recipe.lr * sum(counts(recipe, local_steps(one) or 1))
 
 
 def _probes(one: Observation) -> Tensor:

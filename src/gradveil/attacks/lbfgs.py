@@ -48,7 +48,7 @@ class LBFGS:
     def run(self, evaluate: Evaluate, start: Params, project: Project, task: Task, fresh: Fresh) -> Found:
         shapes = {name: tensor.shape for name, tensor in start.items()}
         best, x = Best(start), _flat(start)
-        memory, lives, life, iteration = _Memory(x, self.history), _Lives(x), 0, 0
+        memory, lives, iteration = _Memory(x, self.history), _Lives(x), 0
         solved, dead = (torch.zeros(len(x), dtype=torch.bool, device=x.device) for _ in range(2))
         every = max(1, self.iterations // TRACED)
         for iteration in range(self.iterations):
@@ -66,8 +66,9 @@ class LBFGS:
             x = torch.where((solved | lost | dead)[:, None], x, x - size[:, None] * step)
             lost = lost & ~dead
             if bool(lost.any()):
-                life += 1
-                x = torch.where(lost[:, None], _flat(fresh(life)), x)
+                for life in set(lives.number[lost].tolist()):  # its own, whatever befell the problems beside it
+                    reborn = lost & (lives.number == life)
+                    x = torch.where(reborn[:, None], _flat(fresh(int(life))), x)
                 memory.forget(lost)
                 lives.renew(lost)
             x = _flat(project(_unflat(x, shapes)))
@@ -167,7 +168,7 @@ class _Memory:
 
 
 def _flat(tree: Params) -> Tensor:
-    return torch.cat([tensor.flatten(1) for tensor in tree.values()], dim=1)
+    return torch.cat([tensor.reshape(len(tensor), -1) for tensor in tree.values()], dim=1)
 
 
 def _unflat(flat: Tensor, shapes: dict[str, torch.Size]) -> Params:

@@ -34,7 +34,7 @@ from gradveil.attacks.engine import (
     ways_of,
 )
 from gradveil.attacks.eot import Averaged
-from gradveil.attacks.explain import Explanation, explained
+from gradveil.attacks.explain import Explanation, explained, local_steps
 from gradveil.attacks.labels import infer_labels
 from gradveil.attacks.objectives import Objective
 from gradveil.attacks.outcome import Outcome, Pictures, better, pictures_of
@@ -133,6 +133,8 @@ class Matching(Attack):
         return (Phase(search=self.search, prior=self.prior, regularisers=self.regularisers), *self.later)
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+        if (fitting := self._fitting(seen[0])) is not self:
+            return fitting.run(seen, seeds=seeds, progress=progress)
         problems = len(seen) * self.restarts
         total = problems * sum(phase.search.iterations for phase in self.phases)
         seen = [explained(one, self.explanation) for one in seen]
@@ -161,13 +163,21 @@ class Matching(Attack):
 
     def prepare(self, seen: Sequence[Observation], seeds: Sequence[int]) -> Prepared:
         """Everything up to the first step: labels read, restarts drawn, and the way to step them together chosen."""
-        return self._ready(self.phases[0], None, [explained(one, self.explanation) for one in seen], seeds)
+        attack = self._fitting(seen[0])
+        return attack._ready(attack.phases[0], None, [explained(one, attack.explanation) for one in seen], seeds)
 
     def problems(self, seen: Sequence[Observation], seeds: Sequence[int]) -> tuple[dict[str, Batched], Params, Given]:
         """The ways to run the problems, their starting points and what is given of each, [observations * restarts]."""
-        seen, phase = [explained(one, self.explanation) for one in seen], self.phases[0]
-        prior, starts, given = self._posed(phase, None, seen, seeds)
-        return self._ways(phase, seen[0], prior, starts, given), starts, given
+        attack, phase = self._fitting(seen[0]), self.phases[0]
+        seen = [explained(one, attack.explanation) for one in seen]
+        prior, starts, given = attack._posed(phase, None, seen, seeds)
+        return attack._ways(phase, seen[0], prior, starts, given), starts, given
+
+    def _fitting(self, one: Observation) -> Matching:
+        """The attack as it fits an observation: one step was taken at the broadcast, and nothing lies between."""
+        if self.explanation == "surrogate" and local_steps(one) == 1:
+            return replace(self, explanation="simulated")
+        return self
 
     def _ready(
         self, phase: Phase, outcome: Outcome | None, seen: Sequence[Observation], seeds: Sequence[int]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from gradveil.client.local import cross_entropy, local_update
-from gradveil.core.types import Loss, Recipe
+from gradveil.client.local import local_update
+from gradveil.core.types import Recipe
 from gradveil.models import Functional, representation
 from gradveil.threat.observation import Observation
 
@@ -25,7 +25,7 @@ _LARGE = 1_000_000
 """Parameters from which on only the classifier is trained."""
 
 
-def try_out(one: Observation, labels: Tensor, inputs: Tensor, key: str, loss: Loss = cross_entropy) -> Tensor:
+def try_out(one: Observation, labels: Tensor, inputs: Tensor, key: str) -> Tensor:
     """The labels [n] that explain the update of parameter ``key`` best, starting from a guess.
 
     ``inputs`` [n, C, H, W] stand in for the private ones. A guess for more than eight examples is left as it is: there
@@ -34,7 +34,7 @@ def try_out(one: Observation, labels: Tensor, inputs: Tensor, key: str, loss: Lo
     recipe = one.recipe
     if recipe is None or len(labels) > _MOST:
         return labels
-    run = _local_run(one, recipe, inputs, key, loss)
+    run = _local_run(one, recipe, inputs, key)
 
     def distance(candidate: Tensor) -> Tensor:
         return (run(candidate) - one.reply[key]).square().sum()
@@ -49,7 +49,7 @@ def try_out(one: Observation, labels: Tensor, inputs: Tensor, key: str, loss: Lo
     return best
 
 
-def _local_run(one: Observation, recipe: Recipe, inputs: Tensor, key: str, loss: Loss) -> Callable[[Tensor], Tensor]:
+def _local_run(one: Observation, recipe: Recipe, inputs: Tensor, key: str) -> Callable[[Tensor], Tensor]:
     """What the local run of these inputs, with some labels, makes of a parameter of the classifier."""
     name, _, parameter = key.rpartition(".")
     if sum(tensor.numel() for tensor in one.sent.values()) < _LARGE:
@@ -59,7 +59,7 @@ def _local_run(one: Observation, recipe: Recipe, inputs: Tensor, key: str, loss:
         start = {own: one.sent[f"{name}.{own}"] for own in model.params}
         with torch.no_grad():
             inputs = representation(one.module, one.domain)(inputs, one.sent)
-    return lambda labels: local_update(model, loss, start, inputs, labels, recipe)[wanted]
+    return lambda labels: local_update(model, one.loss, start, inputs, labels, recipe)[wanted]
 
 
 def _neighbors(labels: Tensor, classes: int) -> Tensor:

@@ -64,7 +64,7 @@ def audit(
         seed=seed,
         device=device,
     )
-    if len(inputs) % batch_size:
+    if not len(inputs) or len(inputs) % batch_size:
         raise GradveilError(f"{len(inputs)} examples cannot be cut into batches of {batch_size}")
     if out is not None:
         return run_on(case, private, Path(out), own=model, loss=loss, progress=progress)

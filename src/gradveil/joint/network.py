@@ -57,6 +57,7 @@ class SharedNetwork:
             self._module.train(train_mode)
         self._module.load_state_dict(sent, strict=False)
         _replace_batch_norms(self._module)
+        _work_on_copies(self._module)
         self._module.requires_grad_(False)
         self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
         self._calls: list[Call] = []
@@ -175,3 +176,10 @@ def _replace_batch_norms(module: nn.Module) -> None:
             statistics_of_batch = layer.training or layer.running_mean is None
             norm = rules.ProblemBatchNorm(layer) if statistics_of_batch else rules.FixedNorm(layer)
             module.set_submodule(name, norm)
+
+
+def _work_on_copies(module: nn.Module) -> None:
+    """Layers that edit what they are given would edit what was watched of the layer before."""
+    for layer in module.modules():
+        if getattr(layer, "inplace", False) is True:
+            layer.inplace = False  # type: ignore[assignment]

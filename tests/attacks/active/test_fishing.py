@@ -90,6 +90,27 @@ def test_a_batch_of_one_class_is_fished_too() -> None:
     assert far[0] < 0.01 < 0.05 < far[1]
 
 
+@pytest.mark.parametrize("model", [QUICK, "lenet", "mlp", "vit:depth=1,dim=24"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_so_are_few_of_one_class(model: str, size: int) -> None:
+    """The means of class and batch differ by rounding: along that, all levels lie beyond the closed gate."""
+    samples = SAMPLES.batch(range(100))
+    batch = samples.take(samples.labels == 0).take(slice(size))
+    attack = fishing()
+    seen = interrogated(attack, batch, model=model)
+    assert len(asked(seen, attack)) < 10
+    assert distances(attack, seen, batch).min() < 0.01
+
+
+def test_a_gate_that_caught_nobody_is_not_inverted(monkeypatch: pytest.MonkeyPatch) -> None:
+    attack = fishing("fishing:target=3")
+    seen = interrogated(attack, batch_with(2, size=16), model=QUICK)
+    monkeypatch.setattr(Fishing, "_gates", lambda *_: [Gate(1.0, 0.0, 1.0)])
+    expected = asked(seen, attack).of_class()[1]
+    for name, tensor in attack.isolated(seen).reply.items():
+        assert torch.equal(tensor, expected[name])
+
+
 def test_several_of_a_class_are_mixed_without_the_feature_strategy() -> None:
     attack, batch = fishing("fishing:target=3,strategy=class"), batch_with(5)
     seen = interrogated(attack, batch, model=QUICK)

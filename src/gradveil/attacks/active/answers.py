@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.explain import explained
+from gradveil.core.seeding import generator
 from gradveil.core.trees import scaled, subtract
 from gradveil.core.types import Params
 from gradveil.models import classifier
 from gradveil.threat.observation import Observation
+
+_ROUNDING = 3e-6
+"""As a share of a mean representation: what two that are the same differ by."""
+_STEEP = 300.0
+"""How many levels of a drawn feature the length of the mean is: examples of a class differ by a part of that."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +89,18 @@ class Answers:
 
     @cached_property
     def feature(self) -> Feature:
-        """From the mean of the batch to the mean of the target class. The first two replies give both means."""
+        """From the mean of the batch to the mean of the target class. The first two replies give both means.
+
+        Where the batch is of one class they differ by rounding, which is no direction: then any that is drawn will do.
+        """
         classes = len(self.replies[0].reply[self.names[1]])
         batch = classes * (self.row(0) - self.row(1))[:-1]
         own = self.row(1)[:-1] / self.row(1)[-1]
         apart = own - batch
+        if apart.norm() <= _ROUNDING * own.norm():
+            drawn = own * torch.randn(len(own), generator=generator(0, "feature")).to(own)
+            along = _STEEP * len(own) ** 0.5 * drawn / own.square().sum()
+            return Feature(along, along @ own - 1)
         along = apart / apart.square().sum()
         return Feature(along, along @ batch)
 

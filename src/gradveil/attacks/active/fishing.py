@@ -32,6 +32,8 @@ _CLOSED = 1000.0
 """How far down the target's score is pushed, and how high a closed gate cuts: p becomes zero exactly."""
 _ONE = 0.05
 """How far a count may be from one example: more is another example in a gate that half opens for it."""
+_SOME = 0.5
+"""Fewer examples than this above a cut are none: such a gate says what the closed one says."""
 _CLEAR = 3.0
 """How far above the cut, in scores, one example has to lie."""
 
@@ -103,7 +105,8 @@ class Fishing(Attack):
         """What the client would have replied to one of the questions had its batch been one example."""
         answers = self._answers(seen)
         gates = self._gates(answers)
-        best = min(range(len(gates)), key=lambda i: (not self._single(gates[i]), abs(gates[i].above - 1)), default=None)
+        caught = [i for i, gate in enumerate(gates) if gate.above > _SOME]
+        best = min(caught, key=lambda i: (not self._single(gates[i]), abs(gates[i].above - 1)), default=None)
         asked, gradient = answers.of_class() if best is None else answers.above(answers.gates[best])
         label = torch.tensor([answers.target], device=next(iter(gradient.values())).device)
         recipe = None if asked.recipe is None else Recipe(lr=asked.recipe.lr, train_mode=asked.recipe.train_mode)

@@ -197,7 +197,8 @@ def _censored_batch(defense: Any, together: Together) -> Likeness:
     several_steps = together.rough > ROUNDING
     if several_steps or not defense.layerwise or defense.projection == "released":
         return Angle()
-    return Perpendicular(examples=together.examples, otherwise=together if defense.fallback == "original" else None)
+    plain = defense.fallback == "original" or defense.rounds is not None
+    return Perpendicular(examples=together.examples, otherwise=together if plain else None)
 
 
 def _entering_classifier(one: Observation, examples: int) -> Likeness:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradveil.attacks.explain import counts
 from gradveil.attacks.identification.likeness import TINY
 from gradveil.attacks.identification.updates import Updates, updates_for
 from gradveil.client.local import mini_batches
@@ -38,10 +39,10 @@ class Path:
 
     def seen(self) -> Observation:
         """What was seen as the mean gradient along the path, which is what one step would have had to take."""
-        counts = _counts(self.recipe, len(self.points))
-        total = sum(counts)
+        often = counts(self.recipe, len(self.points))
+        total = sum(often)
         mean = {name: torch.zeros_like(tensor) for name, tensor in self.one.reply.items()}
-        for count, point in zip(counts, self.points, strict=True):
+        for count, point in zip(often, self.points, strict=True):
             mean = add(mean, point, count / total)
         taken = map_each(
             lambda moved, at: -moved / (self.recipe.lr * total) - self.recipe.weight_decay * at, self.one.reply, mean
@@ -52,8 +53,8 @@ class Path:
         """The mean gradient of each of some candidates along the path, or at the steps of one part of each epoch."""
         steps = [i for i in range(len(self.points)) if part in (None, self._part(i))]
         some = torch.linspace(0, len(steps) - 1, min(len(steps), POINTS)).round().int()
-        places, counts = [steps[i] for i in some.tolist()], _counts(self.recipe, len(self.points))
-        shares = [counts[place] / sum(counts[place] for place in places) for place in places]
+        places, often = [steps[i] for i in some.tolist()], counts(self.recipe, len(self.points))
+        shares = [often[place] / sum(often[place] for place in places) for place in places]
         gradients = [_gradients_at(self.one, self.recipe, self.points[place]) for place in places]
 
         def updates(inputs: Tensor, labels: Tensor) -> Params:
@@ -107,8 +108,3 @@ def _gradients_at(one: Observation, recipe: Recipe, point: Params) -> Updates:
 
 def _one_step(recipe: Recipe) -> Recipe:
     return Recipe(train_mode=recipe.train_mode)
-
-
-def _counts(recipe: Recipe, steps: int) -> list[float]:
-    """How often the gradient of each step counts in the difference: with momentum, later steps take it again."""
-    return [sum(recipe.momentum**again for again in range(steps - i)) for i in range(steps)]

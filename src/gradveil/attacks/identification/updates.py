@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from gradveil import joint
 from gradveil.client.local import local_update
 from gradveil.core.precise import without_tf32
+from gradveil.core.seeding import generator
+from gradveil.core.trees import norm
 from gradveil.core.types import Params, Recipe
 from gradveil.models import Functional
 from gradveil.threat.observation import Observation
@@ -19,6 +22,12 @@ BYTES_AT_ONCE = {"cpu": 2**28, "cuda": 2**33}
 """Bytes that the updates of candidates may take together; one of them may take more."""
 MOST = 250
 """Candidates in a group at most: activations take memory too."""
+_FEW = 2
+_SAME = 1e-2
+_ROUNDING = 1e-6
+"""Of the whole gradient: that of a bias that changes nothing is all rounding."""
+_judged: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""By model, whether the layer rules give its gradients."""
 
 Updates = Callable[[Tensor, Tensor], Params]
 """(inputs [c, C, H, W], labels [c]) -> the update of each candidate alone, [c, ...] by name."""
@@ -44,7 +53,10 @@ def updates_for(one: Observation) -> Updates:
     """
     recipe = one.recipe or Recipe(sends=one.kind)
     try:
-        return _shared(one, recipe)
+        shared = _shared(one, recipe)
+        if one.module not in _judged:
+            _judged[one.module] = _right(one)
+        return shared if _judged[one.module] else _each_alone(one, recipe)
     except joint.UnsupportedError:
         return _each_alone(one, recipe)
 
@@ -61,6 +73,26 @@ def _shared(one: Observation, recipe: Recipe) -> Updates:
             return joint.gradients(calls, slopes, len(inputs))
 
     return updates
+
+
+def _right(one: Observation) -> bool:
+    """Whether the shared pass gives the gradients that backward gives, judged by a few random inputs.
+
+    Code may go around its layers, or edit what left them. In eval mode, for one example may be too few for batch norm.
+    """
+    start, model, recipe = next(iter(one.sent.values())), Functional(one.module), Recipe()
+    inputs = torch.rand((_FEW, *one.domain.shape), generator=generator(0, "layer rules")).to(start)
+    labels = torch.arange(_FEW, device=start.device) % one.domain.classes
+    found = _shared(one, recipe)(inputs, labels)
+    with without_tf32():
+        alone = [
+            local_update(model, one.loss, one.sent, inputs[i : i + 1], labels[i : i + 1], recipe) for i in range(_FEW)
+        ]
+    return found.keys() == alone[0].keys() and all(
+        bool((found[name][i] - tensor).norm() <= _SAME * tensor.norm() + _ROUNDING * norm(expected))
+        for i, expected in enumerate(alone)
+        for name, tensor in expected.items()
+    )
 
 
 def _each_alone(one: Observation, recipe: Recipe) -> Updates:
