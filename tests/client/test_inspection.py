@@ -173,6 +173,75 @@ def test_other_layers_than_in_the_last_broadcast(change: str) -> None:
     assert "the last broadcast" in found.summary
 
 
+def test_an_added_layer_is_found_with_the_last_broadcast_at_hand() -> None:
+    """The broadcast that an inspection exists for: it has a layer that neither the model nor the last one had."""
+    found = inspect(MLP, HONEST | CHANGES["other layers"], domain=CIFAR.domain, previous=HONEST)
+    assert [(finding.check, finding.where) for finding in found.findings] == [("other layers", ("front.weight",))] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("names", [["fc.bias"], ["fc.weight"], list(HONEST)])
+def test_whole_numbers_in_place_of_fractions(dtype: torch.dtype, names: list[str]) -> None:
+    sent = HONEST | {name: HONEST[name].to(dtype) for name in names}
+    for previous in (None, HONEST, sent):
+        found = inspect(MLP, sent, domain=CIFAR.domain, previous=previous)
+        assert found.suspicious
+        assert next(finding for finding in found.findings if finding.check == "other layers").where == tuple(
+            sorted(names)
+        )
+
+
+def test_an_empty_broadcast_is_found() -> None:
+    assert inspect(MLP, {}, domain=CIFAR.domain, previous=HONEST).suspicious
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"body.0.bias": drawn(3)},
+        {"body.0.bias": drawn(ROWS, 1)},
+        {"body.0.weight": drawn(0, PIXELS)},
+        {"fc.weight": drawn(0, 64), "fc.bias": drawn(0)},
+        {"front.weight": drawn(64, 0), "front.bias": drawn(64)},
+    ],
+)
+def test_layers_that_no_model_can_have(change: Params) -> None:
+    found = inspect(MLP, HONEST | change, domain=CIFAR.domain, previous=HONEST)
+    assert "other layers" in {finding.check for finding in found.findings}
+
+
+PRECISIONS = [torch.float16, torch.bfloat16, torch.float64]
+
+
+def in_precision(params: Params, dtype: torch.dtype) -> Params:
+    return {name: tensor.to(dtype) for name, tensor in params.items()}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_precisions_may_change_from_one_broadcast_to_the_next(dtype: torch.dtype) -> None:
+    moved = HONEST | {"body.2.weight": HONEST["body.2.weight"] + 50 * drawn(64, 64)}
+    for sent, last in ((dtype, torch.float32), (torch.float32, dtype), (dtype, dtype)):
+        previous = in_precision(HONEST, last)
+        honest = {name: tensor + 1e-2 for name, tensor in HONEST.items()}
+        assert inspect(MLP, in_precision(honest, sent), domain=CIFAR.domain, previous=previous).findings == ()
+        found = inspect(MLP, in_precision(moved, sent), domain=CIFAR.domain, previous=previous)
+        assert [finding.check for finding in found.findings] == ["moved alone"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_may_be_of_another_precision(dtype: torch.dtype) -> None:
+    """One with running statistics, which would stay in the precision of the model."""
+    module = models.build("convnet:width=8", CIFAR.domain, seed=0).double()
+    sent = in_precision(parameters(module), dtype)
+    assert not inspect(module, sent, domain=CIFAR.domain, previous=sent).suspicious
+    assert {buffer.dtype for buffer in module.buffers()} == {torch.float64, torch.int64}, "it is not edited"
+
+
+def test_too_large_for_float32() -> None:
+    found = inspect(MLP, HONEST | {"fc.bias": torch.full((10,), 1e300, dtype=torch.float64)}, domain=CIFAR.domain)
+    assert [finding.check for finding in found.findings] == ["not finite"]
+
+
 def test_too_large_to_train_with() -> None:
     """Finite numbers whose products are not."""
     found = inspect(MLP, HONEST | {"fc.weight": 1e38 * drawn(10, 64)}, domain=CIFAR.domain)
@@ -248,6 +317,35 @@ def test_a_client_remembers_what_it_trained_on() -> None:
         with pytest.raises(GradveilError, match=r"moved alone in body\.2"):
             client.reply(moved, batch(), generator(0))
     assert client.inspect(moved, probe=batch()).suspicious is False
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HONEST | CHANGES["other layers"],
+        HONEST | {"body.0.bias": drawn(3)},
+        {name: tensor.long() for name, tensor in HONEST.items()},
+        {name: tensor.bool() for name, tensor in HONEST.items()},
+        {},
+    ],
+)
+def test_a_client_refuses_what_does_not_fit(sent: Params) -> None:
+    client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
+    for _ in range(2):  # at first without a broadcast to compare with, then with one
+        with pytest.raises(
+            GradveilError, match=r"^the client does not train: the broadcast looks crafted: other lay.*$"
+        ):
+            client.reply(sent, batch(), generator(0))
+        client.reply(HONEST, batch(), generator(0))
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_a_client_looks_at_any_precision(dtype: torch.dtype) -> None:
+    client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
+    client.reply(HONEST, batch(), generator(0))
+    with pytest.raises(GradveilError, match=r"copied rows in body\.0"):
+        client.reply(in_precision(crafted(), dtype), batch(), generator(0))
+    assert not client.inspect(in_precision(HONEST, dtype), HONEST, probe=batch()).suspicious
 
 
 def test_honest_rounds_go_through_without_a_word() -> None:

@@ -139,3 +139,13 @@ def test_frozen_parameters_are_refused_not_trained() -> None:
     next(module.parameters()).requires_grad_(False)
     with pytest.raises(GradveilError, match=r"is frozen.*gradveil\.protect"):
         Client(module, recipe=Recipe())
+
+
+def test_a_broadcast_in_another_precision_is_trained_on_in_the_clients_own() -> None:
+    client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe())
+    batch, halved = SAMPLES.batch(range(2)), {name: tensor.half() for name, tensor in client.model.params.items()}
+    found = client.reply(halved, batch, generator(0)).update
+    expected = client.reply({name: tensor.float() for name, tensor in halved.items()}, batch, generator(0)).update
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    with pytest.raises(GradveilError, match="does not hold the parameters"):
+        client.reply({name: tensor.long() for name, tensor in halved.items()}, batch, generator(0))

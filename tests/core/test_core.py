@@ -9,7 +9,7 @@ import torch
 from gradveil.core import trees
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.seeding import derive, generator, isolated
+from gradveil.core.seeding import derive, generator, isolated, secret
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.types import Batch, Domain, Recipe
 
@@ -45,6 +45,16 @@ def test_seeds_depend_on_the_whole_path_and_not_on_its_grouping() -> None:
     assert torch.equal(torch.randn(3, generator=generator(5, "x")), torch.randn(3, generator=generator(5, "x")))
 
 
+def test_what_is_secret_cannot_be_drawn_again_from_a_seed() -> None:
+    """The whole state is random: the seed that the generator was made with, all 63 bits of it, leads elsewhere."""
+    one, other = secret(), secret()
+    drawn, also = (torch.randn(100_000, generator=rng) for rng in (one, other))
+    assert abs(float(drawn.mean())) < 0.02
+    assert float(drawn.std()) == pytest.approx(1, abs=0.02)
+    assert abs(float((drawn * also).mean())) < 0.02
+    assert not torch.equal(drawn, torch.randn(100_000, generator=torch.Generator().manual_seed(one.initial_seed())))
+
+
 def test_isolated_draws_are_reproducible_and_leave_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     with isolated(3, "init"):
@@ -60,6 +70,10 @@ def test_isolated_draws_are_reproducible_and_leave_the_global_generator_alone() 
     [
         {"lr": 0.0},
         {"lr": float("nan")},
+        {"lr": 10**30},
+        {"lr": 10**400},
+        {"weight_decay": 10**5000},
+        {"epochs": -(10**5000), "sends": "delta"},
         {"epochs": 0, "sends": "delta"},
         {"epochs": 2},
         {"batch_size": 4},
@@ -70,17 +84,29 @@ def test_isolated_draws_are_reproducible_and_leave_the_global_generator_alone() 
     ],
 )
 def test_an_impossible_recipe_is_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(GradveilError):
+    with pytest.raises(GradveilError) as caught:
         Recipe(**fields)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 160
 
 
 @pytest.mark.parametrize(
-    "fields", [{"channels": 0}, {"height": 10**9}, {"mean": (0.5,)}, {"std": (0.0, 1.0, 1.0)}, {"classes": "ten"}]
+    "fields",
+    [
+        {"channels": 0},
+        {"height": 10**9},
+        {"width": 10**5000},
+        {"mean": (0.5,)},
+        {"mean": (10**30, 0.5, 0.5)},
+        {"mean": (10**400, 0.5, 0.5)},
+        {"std": (0.0, 1.0, 1.0)},
+        {"classes": "ten"},
+    ],
 )
 def test_an_impossible_domain_is_refused(fields: dict[str, object]) -> None:
     good = {"channels": 3, "height": 8, "width": 8, "classes": 10, "mean": (0.5,) * 3, "std": (0.2,) * 3}
-    with pytest.raises(GradveilError):
+    with pytest.raises(GradveilError) as caught:
         Domain(**{**good, **fields})  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 160
 
 
 def test_a_batch_has_a_label_for_each_input() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
+from torch import nn
 from torch.func import functional_call
 
 from exchanges import SAMPLES, observed, private_batches
@@ -22,6 +24,7 @@ from gradveil.core.seeding import generator
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES, precode
 from gradveil.threat import Observation, load_observations, observe, save_observations, threat_model
+from gradveil.threat.limits import at_most
 from gradveil.threat.storage import KIND
 
 FEDAVG = Recipe(sends="delta", epochs=2, batch_size=1, lr=0.05, momentum=0.9)
@@ -207,6 +210,107 @@ def test_an_impossible_header(tmp_path: Path, valid: bytes, field: str, value: o
     said, tensors = parts(valid)
     changed = {**said, "meta": {**said["meta"], field: value}}  # type: ignore[dict-item]
     assert str(tmp_path / "x") in one_line(written(tmp_path / "x", changed, tensors)), "it names the file"
+
+
+DOMAIN = {"channels": 3, "height": 32, "width": 32, "classes": 10, "mean": [0.5] * 3, "std": [0.2] * 3}
+DELTA = {"sends": "delta", "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_size": 2**20}, "1,048,576 images of 3x32x32"),
+        ({"domain": {**DOMAIN, "height": 8192, "width": 8192}, "batch_size": 2}, "2 images of 3x8192x8192"),
+        ({"recipe": {**DELTA, "epochs": 10**9}}, "over 100,000 local steps"),
+        ({"recipe": {**DELTA, "epochs": 10**400}}, "over 100,000 local steps"),
+        ({"recipe": {**DELTA, "epochs": 10**4, "batch_size": 1}, "batch_size": 11}, "over 100,000 local steps"),
+        ({"recipe": {"lr": 10**400}}, "a recipe's lr is a number"),
+        ({"recipe": {"lr": 10**30}}, "a recipe's lr is a number"),
+        ({"domain": {**DOMAIN, "mean": [10**400, 0.5, 0.5]}}, "mean of the inputs is one number"),
+        ({"domain": {**DOMAIN, "std": [10**30, 0.5, 0.5]}}, "std of the inputs is one number"),
+        ({"model": "vit:depth=1000000"}, "more parameters than the 20 tensors of the file"),
+        ({"model": "mlp:depth=1000000,hidden=1"}, "more parameters than the 20 tensors of the file"),
+        ({"model": "convnet:last=1_000_000_000"}, "its option last is 1_000_000_000"),
+        ({"model": "mlp:hidden=" + "9" * 150}, "its option hidden is 9999"),
+        ({"model": "vit:heads=0"}, "a model that cannot be: ZeroDivisionError"),
+        ({"model": "vit:patch=-4"}, "a model that cannot be: RuntimeError"),
+        ({"earlier": 1000}, "it has 20 tensors, too few"),
+        ({"threat": "A" * 10**6}, "an impossible 'threat'"),
+        ({"recipe": {"x" * 10**6: 1}}, "its header is impossible"),
+        ({"loss": ["x" * 10**6]}, "load it with loss="),
+    ],
+)
+def test_a_small_file_cannot_ask_for_much(tmp_path: Path, valid: bytes, changes: dict[str, object], said: str) -> None:
+    header, tensors = parts(valid)
+    changed = {**header, "meta": {**header["meta"], **changes}}  # type: ignore[dict-item]
+    assert said in one_line(written(tmp_path / "x", changed, tensors))
+
+
+def test_what_is_large_but_honest_is_read(tmp_path: Path, valid: bytes) -> None:
+    header, tensors = parts(valid)
+    for changes in ({"batch_size": 80_000}, {"recipe": {**DELTA, "epochs": 100_000}, "kind": "delta"}):
+        changed = {**header, "meta": {**header["meta"], **changes}}  # type: ignore[dict-item]
+        assert len(load_observations(written(tmp_path / "x", changed, tensors))) == 2
+
+
+def test_parameters_are_counted_where_the_file_is_read() -> None:
+    """And nowhere else: not in another thread, nor afterwards."""
+    with at_most(1), ThreadPoolExecutor() as others:
+        others.submit(nn.Linear, 2, 2).result()
+        with pytest.raises(GradveilError, match="more parameters than the 1 tensors"):
+            nn.Linear(2, 2)
+    nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("part", ["sent/", "reply/", "buffer/", "statistics/", ""])
+def test_any_precision_becomes_that_of_the_model(tmp_path: Path, dtype: torch.dtype, part: str) -> None:
+    save_observations(tmp_path / "x", observed(private_batches(1, 2), model="convnet:width=8", threat="E"))
+    said, tensors = parts((tmp_path / "x").read_bytes())
+    changed = {k: t.to(dtype) if k.startswith(part) and t.is_floating_point() else t for k, t in tensors.items()}
+    assert any(tensor.dtype == dtype for tensor in changed.values())
+    (read,) = load_observations(written(tmp_path / "x", said, changed))
+    for tree in (read.sent, read.reply, read.statistics or {}, dict(read.module.named_buffers())):
+        assert {tensor.dtype for tensor in tree.values() if tensor.is_floating_point()} == {torch.float32}
+    torch.testing.assert_close(read.sent["linear.bias"], changed["sent/linear.bias"].float())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_whole_numbers_are_no_parameters(tmp_path: Path, valid: bytes, dtype: torch.dtype) -> None:
+    said, tensors = parts(valid)
+    for names in ({"sent/fc.bias"}, {"reply/fc.weight"}, tensors.keys()):
+        changed = {name: tensor.to(dtype) if name in names else tensor for name, tensor in tensors.items()}
+        assert "where the model has float32" in one_line(written(tmp_path / "x", said, changed))
+
+
+def test_too_large_for_the_model(tmp_path: Path, valid: bytes) -> None:
+    said, tensors = parts(valid)
+    changed = {**tensors, "sent/fc.bias": torch.full((10,), 1e300, dtype=torch.float64)}
+    assert "'sent/fc.bias' holds numbers too large for float32" in one_line(written(tmp_path / "x", said, changed))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (torch.tensor([[10]]), "not all from 0 to 9"),
+        (torch.tensor([[-1]]), "not all from 0 to 9"),
+        (torch.tensor([[2**62]]), "not all from 0 to 9"),
+        (torch.tensor([[1.0]]), "float32, not whole numbers"),
+        (torch.tensor([[True]]), "bool, not whole numbers"),
+        (torch.tensor(1), "'labels' is a scalar, where"),
+        (torch.tensor([1]), "'labels' is 1, where"),
+        (torch.zeros(1, 0, dtype=torch.int64), "'labels' is 1x0, where"),
+        (torch.zeros(3, 1, dtype=torch.int64), "'labels' is 3x1, where"),
+    ],
+)
+@pytest.mark.parametrize("threat", ["C+labels", "A+labels"])
+def test_labels_are_classes(tmp_path: Path, labels: torch.Tensor, said: str, threat: str) -> None:
+    save_observations(tmp_path / "x", observed(private_batches(1), threat=threat))
+    header, tensors = parts((tmp_path / "x").read_bytes())
+    assert said in one_line(written(tmp_path / "x", header, {**tensors, "labels": labels}))
+    (read,) = load_observations(written(tmp_path / "x", header, {**tensors, "labels": torch.tensor([[3]]).int()}))
+    assert read.labels is not None
+    assert read.labels.dtype == torch.int64
 
 
 def test_a_file_cannot_name_code_to_run(tmp_path: Path, valid: bytes) -> None:

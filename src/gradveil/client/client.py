@@ -131,9 +131,10 @@ class Client:
     ) -> Step:
         """The state before the first local step."""
         self._beware(sent, batch)
-        params = dict(sent)
-        if params.keys() != self.model.params.keys():
+        own = self.model.params
+        if sent.keys() != own.keys() or not all(tensor.is_floating_point() for tensor in sent.values()):
             raise GradveilError("the broadcast does not hold the parameters of this client's model")
+        params = {name: tensor.to(own[name].dtype) for name, tensor in sent.items()}  # some servers send half of it
         local = Batch(self.defense.on_inputs(batch.inputs, rng), batch.labels)
         return Step(
             model=self.model,

@@ -58,12 +58,14 @@ class Domain:
         for name, limit in (("channels", 64), ("height", 8192), ("width", 8192), ("classes", 2**20)):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= limit:
-                raise GradveilError(f"{name} of the inputs is a whole number from 1 to {limit}, not {value!r}")
+                raise GradveilError(f"{name} of the inputs is a whole number from 1 to {limit}, not {_shown(value)}")
         for name in ("mean", "std"):
             values = getattr(self, name)
             good = isinstance(values, tuple) and len(values) == self.channels
-            if not good or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
-                raise GradveilError(f"{name} of the inputs is one number for each of the {self.channels} channels")
+            if not good or not all(map(_is_number, values)):
+                raise GradveilError(
+                    f"{name} of the inputs is one number for each of the {self.channels} channels, none too large"
+                )
         if min(self.std) <= 0:
             raise GradveilError("std of the inputs is above 0 in every channel")
 
@@ -91,16 +93,34 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.sends not in ("gradient", "delta"):
-            raise GradveilError(f"a client sends 'gradient' or 'delta', not {self.sends!r}")
+            raise GradveilError(f"a client sends 'gradient' or 'delta', not {_shown(self.sends)}")
         for name, low in (("lr", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < low:
-                raise GradveilError(f"a recipe's {name} is a number of at least {low}, not {value!r}")
+            if not _is_number(value) or value < low:
+                raise GradveilError(
+                    f"a recipe's {name} is a number of at least {low} that a tensor can hold, not {_shown(value)}"
+                )
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             if not (name == "batch_size" and value is None) and (type(value) is not int or value < 1):
-                raise GradveilError(f"a recipe's {name} is a whole number of at least 1, not {value!r}")
+                raise GradveilError(f"a recipe's {name} is a whole number of at least 1, not {_shown(value)}")
         if self.lr == 0 or type(self.train_mode) is not bool:
             raise GradveilError("a recipe needs a learning rate above 0 and a train_mode that is true or false")
         if self.sends == "gradient" and (self.epochs > 1 or self.batch_size is not None):
             raise GradveilError("several epochs or mini-batches need sends='delta': a gradient is of one step")
+
+
+def _is_number(value: object) -> bool:
+    """Whether a tensor can hold it: torch takes no whole number of more than 64 bits."""
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _shown(value: object) -> str:
+    """A value as errors quote it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no whole number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -2,13 +2,14 @@
 
 A file from outside names its architecture by registry specs, that of the model and those of the defenses that reshaped
 it, never by code: a user's own model must be given by the user. Shapes are compared with the architecture before any
-tensor is loaded.
+tensor is loaded, and tensors are turned into the precision of the model.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,8 +26,11 @@ from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import stack
 from gradveil.core.types import Domain, Loss, Params, Recipe
 from gradveil.defenses import DEFENSES
+from gradveil.models.imported import in_one_line
+from gradveil.threat.limits import at_most, check_options, check_work
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
+from gradveil.threat.precision import as_built, checked_labels
 
 KIND = "observation"
 
@@ -83,17 +87,21 @@ def load_observations(path: Path, *, module: nn.Module | None = None, loss: Loss
     built: list[nn.Module] = []
 
     def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-        with torch.device("meta"):  # shapes alone: a hostile header cannot make us allocate
+        # Shapes alone, and no more of them than the file has: a hostile header cannot make us allocate, or wait.
+        with torch.device("meta"), at_most(len(shapes)):
             model = _model(path, meta) if module is None else copy.deepcopy(module).to("meta")
             _check_shapes(path, meta, shapes, _as_sent(path, meta, model))
         built.append(_as_sent(path, meta, _model(path, meta) if module is None else module))
 
     tensors, meta = read_tensors(path, KIND, check=check)
     architecture = built[0]
+    tensors = as_built(path, tensors, architecture)
     architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
-    statistics, labels = _part(tensors, "statistics/"), tensors.get("labels")
+    statistics, labels = _part(tensors, "statistics/"), checked_labels(path, tensors, read_domain(path, meta).classes)
     if meta.get("loss") is not None and loss is None:
-        raise BadFileError(f"{path}: its clients minimise {meta['loss']!r}, which is yours to give: load it with loss=")
+        raise BadFileError(
+            f"{path}: its clients minimise {str(meta['loss'])[:80]!r}, which is yours to give: load it with loss="
+        )
     common = _header(path, meta) | {"module": architecture, "loss": loss or cross_entropy}
     count: int = meta["replies"]
     places = [f"earlier/{number}/" for number in range(meta.get("earlier") or 0)]
@@ -123,21 +131,29 @@ def _model(path: Path, meta: dict[str, Any]) -> nn.Module:
     (_, spec), domain = models.split_front(_header(path, meta)["model"]), read_domain(path, meta)
     if models.is_import_path(spec):
         raise BadFileError(f"{path} is of the model {spec!r}, whose code is yours to give: add --model {spec}")
-    try:
+    with _named_by(path, "a model"):
+        check_options(spec)
         return models.build(_without_weights(spec), domain, seed=0)
-    except GradveilError as error:
-        raise BadFileError(f"{path}: its header names a model that cannot be: {error}") from None
 
 
 def _as_sent(path: Path, meta: dict[str, Any], model: nn.Module) -> nn.Module:
     """The architecture that the defenses in the header make of the model, behind the front that the server put."""
     header = _header(path, meta)
     spec, (front, _) = header["reshaped"], models.split_front(header["model"])
-    try:
+    with _named_by(path, "an architecture"):
         model = model if spec is None else DEFENSES.build(spec).on_model(model)
         return model if front is None else models.fronted(front, model, header["domain"], seed=0)
+
+
+@contextmanager
+def _named_by(path: Path, what: str) -> Iterator[None]:
+    """Whatever goes wrong while something is built that a file names is the file's fault."""
+    try:
+        yield
     except GradveilError as error:
-        raise BadFileError(f"{path}: its header names an architecture that cannot be: {error}") from None
+        raise BadFileError(f"{path}: its header names {what} that cannot be: {error}") from None
+    except Exception as error:  # a layer of -3 rows is anything from a RuntimeError to a ZeroDivisionError
+        raise BadFileError(f"{path}: its header names {what} that cannot be: {in_one_line(error)[:200]}") from error
 
 
 def _without_weights(spec: str) -> str:
@@ -162,7 +178,7 @@ def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
         (defense is None or (isinstance(defense, str) and len(defense) <= 500), "defense"),
         (reshaped is None or (isinstance(reshaped, str) and len(reshaped) <= 200), "reshaped"),
         (recipe is None or isinstance(recipe, dict), "recipe"),
-        (isinstance(meta.get("threat"), str), "threat"),
+        (isinstance(meta.get("threat"), str) and len(meta["threat"]) <= 200, "threat"),
         (isinstance(crafted, list) and all(isinstance(name, str) for name in crafted), "crafted"),
         (meta.get("earlier") is None or (type(meta["earlier"]) is int and 0 <= meta["earlier"] <= 1000), "earlier"),
         (type(meta.get("replies")) is int and meta["replies"] >= 1, "replies"),
@@ -170,20 +186,23 @@ def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     for good, field in problems:
         if not good:
             raise BadFileError(f"{path}: its header has an impossible {field!r}")
+    domain = read_domain(path, meta)
     try:
+        how = None if recipe is None else Recipe(**recipe)
+        check_work(domain, size, how)
         return {
             "model": model,
             "kind": cast(Literal["gradient", "delta"], kind),
             "batch_size": size,
             "defense": defense,
-            "domain": read_domain(path, meta),
+            "domain": domain,
             "threat": threat_model(meta["threat"]).name,
-            "recipe": None if recipe is None else Recipe(**recipe),
+            "recipe": how,
             "reshaped": None if reshaped is None else _only_reshaping(reshaped),
             "crafted": tuple(crafted),
         }
     except (TypeError, GradveilError) as error:
-        raise BadFileError(f"{path}: its header is impossible: {error}") from None
+        raise BadFileError(f"{path}: its header is impossible: {str(error)[:300]}") from None
 
 
 def _only_reshaping(spec: str) -> str:
@@ -202,12 +221,14 @@ def read_domain(path: Path, meta: dict[str, Any]) -> Domain:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(said or {}).items()}
         return Domain(**values)
     except (TypeError, ValueError, GradveilError) as error:
-        raise BadFileError(f"{path}: its header has an impossible 'domain': {error}") from None
+        raise BadFileError(f"{path}: its header has an impossible 'domain': {str(error)[:300]}") from None
 
 
 def _check_shapes(path: Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
     _header(path, meta)
     replies: int = meta["replies"]
+    if (1 + (meta.get("earlier") or 0)) * len(dict(module.named_parameters())) > len(shapes):
+        raise BadFileError(f"{path}: it has {len(shapes)} tensors, too few for the model and the replies of its header")
     wanted: dict[str, tuple[int, ...]] = {}
     for place in ("", *(f"earlier/{number}/" for number in range(meta.get("earlier") or 0))):
         sent = {f"{place}sent/{name}": tuple(p.shape) for name, p in module.named_parameters()}
@@ -219,7 +240,7 @@ def _check_shapes(path: Path, meta: dict[str, Any], shapes: dict[str, tuple[int,
             both = (f"statistics/{name}.{part}" for part in ("mean", "variance"))
             wanted |= dict.fromkeys(both, (replies, layer.num_features))
     if "labels" in shapes:
-        wanted["labels"] = (replies, meta["batch_size"]) if meta.get("batch_size") else shapes["labels"]
+        wanted["labels"] = (replies, meta.get("batch_size") or max((1, *shapes["labels"][1:])))
     for name in sorted(wanted.keys() | shapes.keys()):
         if wanted.get(name) != shapes.get(name):
             raise BadFileError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.client.inspection.biases import bias_ladder, decisive_bias
-from gradveil.client.inspection.broadcast import fits, look
+from gradveil.client.inspection.broadcast import fits, in_float32, look
 from gradveil.client.inspection.changes import moved_alone, not_finite, other_layers, unchanged
 from gradveil.client.inspection.findings import Finding, Inspection, Severity
 from gradveil.client.inspection.rows import copied_rows
@@ -41,7 +41,7 @@ def inspect(
     leaves. Without one, ``domain`` is enough to draw stand-ins. ``previous`` is the last broadcast that was trusted.
     ``recipe`` says how far honest clients go in a round; without it, a learning rate of 1 is assumed.
     """
-    sent, previous = dict(sent), None if previous is None else dict(previous)
+    sent, previous = in_float32(sent), None if previous is None else in_float32(previous)
     findings = [*not_finite({**sent, **dict(module.named_buffers())}), *other_layers(module, sent, previous)]
     if any(finding.check == "not finite" for finding in findings):
         return Inspection(tuple(findings), ("everything else: it would compute with NaN or infinity",))

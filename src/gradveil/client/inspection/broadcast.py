@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradveil.core.seeding import generator
+from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Domain, Params, Recipe
 
 PROBE = 8
@@ -34,9 +35,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A broadcast of finite numbers, with whatever else is known about the round."""
+    """A broadcast of finite numbers, with whatever else is known about the round. All is in float32, on one device."""
 
     module: nn.Module
+    """The model agreed on, in eval mode: a copy."""
     sent: Params
     previous: Params | None
     probe: Batch | None
@@ -55,7 +57,10 @@ def look(
     """Take a broadcast apart, and run the probe through it if it fits the module."""
     if probe is None and domain is not None:
         probe = synthetic(domain)
-    probe = None if probe is None else _on_device(probe.take(slice(PROBE)), sent)
+    device = next((tensor.device for tensor in sent.values()), torch.device("cpu"))
+    probe = None if probe is None else _in_float32(probe.take(slice(PROBE)), device)
+    previous = None if previous is None else moved(previous, device)
+    module = copy.deepcopy(module).to(device, torch.float32).eval()
     linear = {layer.name: layer for layer in _linear(module, sent)}
     inputs = _inputs(module, sent, probe.inputs) if probe is not None and fits(module, sent) else {}
     order = [name for name in (inputs or linear) if name in linear]
@@ -73,8 +78,18 @@ def look(
 
 
 def fits(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
-    """Whether these are the parameters of the module, by name and shape."""
-    return {k: p.shape for k, p in module.named_parameters()} == {k: p.shape for k, p in params.items()}
+    """Whether these are the parameters of the module, by name, shape and kind of number."""
+    return {k: form(p) for k, p in module.named_parameters()} == {k: form(p) for k, p in params.items()}
+
+
+def form(tensor: Tensor) -> tuple[bool, tuple[int, ...]]:
+    """What two tensors share that can stand for each other: whether they hold fractions, and their shape."""
+    return tensor.is_floating_point(), tuple(tensor.shape)
+
+
+def in_float32(params: Mapping[str, Tensor]) -> Params:
+    """The same parameters in one precision, whatever was sent; whole numbers stay what they are."""
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in params.items()}
 
 
 def synthetic(domain: Domain) -> Batch:
@@ -87,19 +102,23 @@ def synthetic(domain: Domain) -> Batch:
     return Batch((mean + std * (smooth + 0.3 * fine)).clamp(0, 1), torch.arange(PROBE) % domain.classes)
 
 
-def _on_device(probe: Batch, sent: Params) -> Batch:
-    like = next(tensor for tensor in sent.values() if tensor.is_floating_point())
-    return Batch(probe.inputs.to(like), probe.labels.to(like.device))
+def _in_float32(probe: Batch, device: torch.device) -> Batch:
+    return Batch(probe.inputs.to(device, torch.float32), probe.labels.to(device))
 
 
 def _linear(module: nn.Module, sent: Params) -> Iterator[Linear]:
-    """The fully connected layers of a broadcast, those too that the module does not have."""
+    """The fully connected layers of a broadcast, those too that the module does not have.
+
+    What cannot be a weight or the bias to it is passed over: it does not fit the module, which is a finding of its own.
+    """
     layers = dict(module.named_modules())
     for parameter, tensor in sent.items():
         name, _, kind = parameter.rpartition(".")
-        if kind == "weight" and tensor.dim() == 2 and isinstance(layers.get(name), nn.Linear | None):
+        matrix = tensor.is_floating_point() and tensor.dim() == 2 and tensor.numel() > 0
+        if kind == "weight" and matrix and isinstance(layers.get(name), nn.Linear | None):
             bias = sent.get(f"{name}.bias")
-            yield Linear(name, tensor.float(), None if bias is None else bias.float())
+            adds = bias is not None and form(bias) == (True, (len(tensor),))
+            yield Linear(name, tensor, bias if adds else None)
 
 
 def _inputs(module: nn.Module, sent: Params, images: Tensor) -> Params:
@@ -109,9 +128,9 @@ def _inputs(module: nn.Module, sent: Params, images: Tensor) -> Params:
     def catch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _layer, arguments: caught.update({name: arguments[0].flatten(0, -2)})
 
-    watched = copy.deepcopy(module).eval()
-    for name, layer in watched.named_modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_pre_hook(catch(name))
-    functional_call(watched, sent, (images,))
+    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    hooks = [layer.register_forward_pre_hook(catch(name)) for name, layer in linear.items()]
+    functional_call(module, sent, (images,))
+    for hook in hooks:
+        hook.remove()
     return caught

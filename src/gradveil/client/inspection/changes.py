@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from gradveil.client.inspection.broadcast import Broadcast, fits
+from gradveil.client.inspection.broadcast import Broadcast, fits, form
 from gradveil.client.inspection.findings import Finding
 from gradveil.client.local import cross_entropy
 from gradveil.core.types import Params
@@ -38,29 +38,29 @@ def not_finite(sent: Mapping[str, Tensor]) -> Iterator[Finding]:
 def other_layers(
     module: nn.Module, sent: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None
 ) -> Iterator[Finding]:
-    """Parameters that the agreed model or the last broadcast has not, lacks, or has in another shape."""
+    """Parameters that the agreed model or the last broadcast has not, lacks, or has in another shape or kind."""
     for whose, known in (("the model agreed on", dict(module.named_parameters())), ("the last broadcast", previous)):
         if known is None:
             continue
-        where = tuple(sorted(n for n in sent.keys() | known.keys() if _shape(sent, n) != _shape(known, n)))
+        where = tuple(sorted(n for n in sent.keys() | known.keys() if _form(sent, n) != _form(known, n)))
         if where:
             yield Finding(
                 check="other layers",
                 where=where,
-                sentence=f"{len(where)} parameters are not as in {whose}: a layer that was added, removed or "
-                "reshaped can hold a copy of the inputs",
+                sentence=f"{len(where)} parameters are not as in {whose}, by name, shape or kind of number: a layer "
+                "that was added, removed or reshaped can hold a copy of the inputs",
                 figure=float(len(where)),
                 bound=0.0,
             )
 
 
-def _shape(params: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
-    return tuple(params[name].shape) if name in params else None
+def _form(params: Mapping[str, Tensor], name: str) -> tuple[bool, tuple[int, ...]] | None:
+    return form(params[name]) if name in params else None
 
 
 def unchanged(broadcast: Broadcast) -> Iterator[Finding]:
     sent, previous = broadcast.sent, broadcast.previous
-    if previous is None or not fits(broadcast.module, previous):
+    if previous is None or not fits(broadcast.module, previous) or not fits(broadcast.module, sent):
         return
     if all(torch.equal(tensor, previous[name]) for name, tensor in sent.items()):
         yield Finding(
