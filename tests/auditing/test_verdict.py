@@ -126,6 +126,7 @@ def test_a_grade_takes_chance_off() -> None:
     assert privacy_grade(scored(8, 40, gallery=5)) == "B", "one in five is what guessing gets"
     assert privacy_grade({**scored(8, 40, gallery=100), "chance": 0.2}) == "B", "twenty images behind each update"
     assert privacy_grade({"identified_interval": None, "gallery": None}) is None
+    assert privacy_grade({**scored(8, 40, gallery=4), "chance": 1.0}) is None, "every pick is right"
 
 
 def row(attack: str, identified: float | None, psnr: float = 10.0, **more: Any) -> dict[str, Any]:

@@ -81,9 +81,10 @@ def _rebuilt(worst: Row, own: Sequence[Row], rows: Sequence[Row]) -> dict[str, A
 def privacy_grade(row: Row) -> str | None:
     """From A to F by the upper end of the interval, less what picking at random would get; None if not measured.
 
-    The upper end is what the images tried cannot exclude: a good grade takes many of them.
+    The upper end is what the images tried cannot exclude: a good grade takes many of them. In a line-up no longer than
+    a batch every pick is right, and nothing is measured.
     """
-    if row["identified_interval"] is None:
+    if row["identified_interval"] is None or chance_of(row) >= 1:
         return None
     chance = chance_of(row)
     return _grade((row["identified_interval"][1] - chance) / (1 - chance), GRADES["privacy"])
