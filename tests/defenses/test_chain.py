@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradveil.core.errors import GradveilError
-from gradveil.defenses import DEFENSES
+from gradveil.defenses import DEFENSES, Chain
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,6 @@ def test_nothing_after_a_guarantee_looks_at_the_examples_again(later: str) -> No
     ],
 )
 def test_what_needs_no_examples_may_stand_anywhere(spec: str) -> None:
-    DEFENSES.build(spec)
+    chain = DEFENSES.build(spec)
+    assert isinstance(chain, Chain)
+    assert len(chain.links) == len(spec.split("+"))

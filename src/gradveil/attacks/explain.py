@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Literal
 
 from torch import Tensor
@@ -21,7 +22,7 @@ gradient at a point between the first and the last parameters, which is searched
 
 def counts(recipe: Recipe, steps: int) -> list[float]:
     """How often the gradient of each step counts in the difference: with momentum, later steps take it again."""
-    return [sum(recipe.momentum**again for again in range(steps - i)) for i in range(steps)]
+    return list(accumulate(recipe.momentum**again for again in range(steps)))[::-1]
 
 
 def local_steps(one: Observation) -> int | None:

@@ -84,9 +84,8 @@ def privacy_grade(row: Row) -> str | None:
     The upper end is what the images tried cannot exclude: a good grade takes many of them. In a line-up no longer than
     a batch every pick is right, and nothing is measured.
     """
-    if row["identified_interval"] is None or chance_of(row) >= 1:
+    if row["identified_interval"] is None or (chance := chance_of(row)) >= 1:
         return None
-    chance = chance_of(row)
     return _grade((row["identified_interval"][1] - chance) / (1 - chance), GRADES["privacy"])
 
 

@@ -89,12 +89,16 @@ def audit(
     fields.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     fields |= _recipe(fields.get("recipe"), epochs, mini_batch, lr, train_mode)
     bounds = [_bound(text) for text in fail_above or []]
-    if resume and out is None:
-        raise GradveilError("--resume goes on with the audit of a folder: name it with --out")
-    folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
+    folder = _folder(out, resume)
     again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
     result = _run(fields, folder, resume, again)
     _tell(result, folder, junit, bounds, as_json)
+
+
+def _folder(out: Path | None, resume: bool) -> Path:
+    if resume and out is None:
+        raise GradveilError("--resume goes on with the audit of a folder: name it with --out")
+    return out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
 
 
 def _tell(
