@@ -131,8 +131,9 @@ _TEN_MINUTES = (
 NON_IID = {
     "data": "mnist", "examples": 4000, "clients": 10, "partition": "shards:each=2",
     "model": "lenet:init=wide,normalize=true", "batch_size": 256, "lr": 0.01, "rounds": 100,
-    "evaluate_every": 10, "checkpoint_every": 10,
+    "evaluate_every": 10, "checkpoint_every": 10, "device": "cpu",
 }  # fmt: skip
+"""On a CPU at every scale: so small a model does not fill a GPU."""
 IID = NON_IID | {"examples": 20000, "per_round": 5, "partition": "iid"}
 TRAINED = "iterations=10,sensitive=first"
 
