@@ -107,6 +107,18 @@ def test_noise_and_clipping_are_in_units_of_what_is_sent() -> None:
         assert clip.bound == pytest.approx(bound)
 
 
+def test_noise_that_momentum_takes_again_is_expected_as_often() -> None:
+    recipe = Recipe(sends="delta", lr=1e-4, epochs=4, momentum=0.9)
+    batches = private_batches(1, 2)
+    (plain,), (noisy,) = observed(batches, recipe=recipe), observed(batches, recipe=recipe, defense="noise:sigma=0.1")
+    counter = counter_for(noisy)
+    assert isinstance(counter, Counters)
+    expected = counter.moves[0].moves[1].variances(noisy)  # type: ignore[attr-defined]
+    added = subtract(noisy.reply, plain.reply)
+    entries = sum(tensor.numel() for tensor in added.values())
+    assert float(norm(added)) ** 2 / entries == pytest.approx(float(expected["fc.bias"][0]), rel=0.05)
+
+
 @pytest.mark.parametrize("defense", ["sparsify", "soteria", "noise:sigma=0.1"])
 def test_knowing_the_defense_helps_with_batches_too(defense: str) -> None:
     seen = observed(private_batches(2, 2), defense=defense)

@@ -174,6 +174,14 @@ def test_the_isolated_gradient_is_inverted() -> None:
     assert "after 2 questions" in found.strategy
 
 
+def test_where_nobody_is_of_the_class_nothing_is_shown() -> None:
+    attack, batch = fishing("fishing:target=3", Budget(1, 3)), batch_with(0, size=8)
+    (found,) = attack([interrogated(attack, batch, model=QUICK)], seeds=[0])
+    assert torch.equal(found.labels.sort().values, batch.labels.sort().values)
+    assert torch.equal(found.inputs, torch.full_like(batch.inputs, 0.5))
+    assert found.strategy == "no image of class 3"
+
+
 def test_its_prior_alone_is_one_image_amid_gray() -> None:
     alone = fishing("fishing", Budget(1, 3)).prior_only()
     assert alone is not None

@@ -134,6 +134,9 @@ class Fishing(Attack):
         labels = torch.arange(len(answers.counts)).repeat_interleave(answers.counts.cpu())
         if seen.labels is not None:
             labels = seen.labels.cpu()
+        if not bool((labels == answers.target).any()):
+            nothing = torch.full((len(labels), *found.inputs.shape[1:]), 0.5)
+            return replace(found, inputs=nothing, labels=labels, strategy=f"no image of class {answers.target}")
         questions = f"{found.strategy}, after {len(answers)} questions"
         return replace(amid_gray(found, labels, answers.target), strategy=questions)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gradveil.attacks.counter import Counter, Counters
+from gradveil.attacks.explain import counts, local_steps
 from gradveil.attacks.informed import slices
 from gradveil.attacks.informed.asking import Together, count, mean, most_frequent
 from gradveil.attacks.informed.bottleneck import ReadDraw
@@ -16,7 +17,7 @@ from gradveil.attacks.informed.concealed import SearchBoth
 from gradveil.attacks.informed.policies import UndoPolicies, can_be_followed
 from gradveil.attacks.informed.unclip import Unclip
 from gradveil.attacks.informed.weights import Noisy, OnlySent, Without
-from gradveil.client.local import cross_entropy, mini_batches
+from gradveil.client.local import cross_entropy
 from gradveil.core.registry import split_spec
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
@@ -94,8 +95,7 @@ def _sparsify(_defense: Any, _: Observation) -> Counter:
 def _clip(defense: Any, one: Observation) -> Counter | None:
     if getattr(defense, "per", "") != "layer":
         return None
-    rate, steps = _travelled(one) if defense.at == "step" else (1.0, 1)
-    return Unclip(defense.bound * rate * steps)
+    return Unclip(defense.bound * sum(_counted(one) if defense.at == "step" else [1.0]))
 
 
 @_against(
@@ -104,8 +104,7 @@ def _clip(defense: Any, one: Observation) -> Counter | None:
     after_steps=True,
 )
 def _noise(defense: Any, one: Observation) -> Counter:
-    rate, steps = _travelled(one) if defense.at == "step" else (1.0, 1)
-    return _averaged((defense.sigma * rate) ** 2 * steps)
+    return _averaged(defense.sigma, _counted(one) if defense.at == "step" else [1.0])
 
 
 @_against(
@@ -114,9 +113,8 @@ def _noise(defense: Any, one: Observation) -> Counter:
     after_steps=True,
 )
 def _dp(defense: Any, one: Observation) -> Counter:
-    rate, steps = _travelled(one)
     size = (one.recipe and one.recipe.batch_size) or one.batch_size or 1
-    return _averaged((defense.sigma * defense.bound / size * rate) ** 2 * steps)
+    return _averaged(defense.sigma * defense.bound / size, _counted(one))
 
 
 @_against(
@@ -166,15 +164,16 @@ def _ats(defense: Any, _: Observation) -> Counter | None:
     return UndoPolicies(defense.policies) if can_be_followed(defense.policies) and not defense.crop else None
 
 
-def _travelled(one: Observation) -> tuple[float, int]:
-    """By what a gradient was multiplied before it was sent, and how many were added up; momentum is left out."""
+def _counted(one: Observation) -> list[float]:
+    """By what each defended gradient was multiplied in what was sent."""
     if one.kind == "gradient" or one.recipe is None:
-        return 1.0, 1
-    return one.recipe.lr, len(list(mini_batches(one.batch_size or 1, one.recipe)))
+        return [1.0]
+    return [one.recipe.lr * times for times in counts(one.recipe, local_steps(one) or 1)]
 
 
-def _averaged(variance: float) -> Counter:
+def _averaged(sigma: float, counted: list[float]) -> Counter:
     """The mean of all replies, with what is left of the noise."""
+    variance = sigma**2 * sum(weight**2 for weight in counted)
 
     def variances(seen: Observation) -> Params:
         return map_each(lambda tensor: torch.full_like(tensor, variance / count(seen)), seen.reply)
