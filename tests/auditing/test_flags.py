@@ -71,6 +71,7 @@ RAISING = {
     "fallback used": [[row(log={"fallback_rate": 0.25})]],
     "wrong labels": [[row(label_accuracy=0.5)]],
     "batch-norm statistics given": [[row(statistics_given=True, threat="E")]],
+    "running statistics not attacked": [[row(statistics_sent=True)]],
 }
 QUIET = {
     "prior-only as good": [
@@ -100,6 +101,7 @@ QUIET = {
         [prior(0.0)],
     ],
     "batch-norm statistics given": [[row(threat="E")]],
+    "running statistics not attacked": [[row(statistics_sent=False)]],
 }  # fmt: skip
 
 
@@ -138,3 +140,18 @@ def test_a_real_audit_knows_who_draws_at_random(tmp_path: Path, monkeypatch: pyt
     fields = {"model": "mlp", "attacks": ["analytic"], "images": 1, "gallery": 4, "defenses": ["none", "clip", *random]}
     audit = run_case(make_case(fields), tmp_path / "a")
     assert [row["defense"] for row in audit["rows"] if "random defense seen once" in row["flags"]] == random
+
+
+@pytest.mark.parametrize(
+    ("model", "train_mode", "sent"),
+    [("convnet:width=4", True, True), ("convnet:width=4", False, False), ("mlp", True, False)],
+)
+def test_a_real_audit_knows_whose_running_statistics_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, train_mode: bool, sent: bool
+) -> None:
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    fields = {"model": model, "attacks": ["dlg:iterations=1"], "images": 1, "gallery": 4, "defenses": ["none"]}
+    audit = run_case(make_case({**fields, "restarts": 1, "recipe": {"train_mode": train_mode}}), tmp_path / "a")
+    (row,) = (row for row in audit["rows"] if row["prior_of"] is None)
+    assert ("running statistics not attacked" in row["flags"]) is sent

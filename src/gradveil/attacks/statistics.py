@@ -1,6 +1,6 @@
 """The batch-norm prior of GradInversion: a candidate batch should have the statistics that the private one had.
 
-Only for threat models that give those statistics away; real systems do not send them.
+Only for threat models that give those statistics away; real systems send running means of them at most.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from gradveil.attacks import ATTACKS, Reconstruction
 from gradveil.attacks.informed import answers
 from gradveil.attacks.storage import finite_or_none
 from gradveil.auditing.flags import PRIOR_ONLY
+from gradveil.federated.local import running_statistics
 from gradveil.threat import Observation, threat_model
 
 
@@ -44,6 +45,7 @@ def row(
         "randomized": randomized,
         "asked": len(seen.earlier) + 1,
         "statistics_given": seen.statistics is not None,
+        "statistics_sent": _sends_statistics(seen),
         **({} if prior_only else _counter_moves(attack, seen)),
         "trace": _trace(found),
         "files": files,
@@ -56,6 +58,11 @@ def _tampering(seen: Observation) -> list[str]:
         return []
     asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
     return [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
+
+
+def _sends_statistics(seen: Observation) -> bool:
+    """Whether a client of this recipe has running statistics to send beside its update."""
+    return seen.recipe is not None and seen.recipe.train_mode and bool(running_statistics(seen.module))
 
 
 def _counter_moves(attack: str, seen: Observation) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     )
     if not same:
         raise GradveilError("one observation file holds replies to one broadcast; write several files")
+    check_work(first.domain, first.batch_size, first.recipe)  # what could not be opened again is not written
     tensors = {f"buffer/{name}": tensor for name, tensor in _persistent_buffers(first.module).items()}
     for number, asked in enumerate(zip(*((*one.earlier, one) for one in seen), strict=True)):
         place = f"earlier/{number}/" if number < len(first.earlier) else ""
