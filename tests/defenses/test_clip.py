@@ -117,6 +117,44 @@ def test_a_model_that_goes_around_its_layers_is_found_out() -> None:
         assert torch.equal(sent[name], tensor)
 
 
+class Tokens(nn.Module):
+    """Four tokens of an image through one layer, laid out in some way."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.layout = layout
+        self.enter, self.wide, self.back, self.last = (
+            nn.Linear(*sides) for sides in ((768, 256), (256, 2048), (2048, 256), (256, 10))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.enter(x.reshape(len(x), 4, -1))
+        if self.layout == "tokens first":
+            h = h.transpose(0, 1)
+        if self.layout == "flat":
+            h = h.flatten(0, 1)
+        h = h + self.back(self.wide(h).relu())
+        if self.layout == "tokens first":
+            h = h.transpose(0, 1)
+        outputs: torch.Tensor = self.last(h.reshape(len(x), 4, -1).mean(dim=1))
+        return outputs
+
+
+@pytest.mark.parametrize("layout", ["examples first", "tokens first", "flat"])
+@pytest.mark.parametrize("examples", [4, 6])
+def test_every_example_is_clipped_alone_however_the_model_lays_them_out(layout: str, examples: int) -> None:
+    torch.manual_seed(0)
+    module, batch = Tokens(layout), SAMPLES.batch(range(examples))
+    clip.clipped_mean(step_of(module, batch.take(slice(1)))[1], 1.0)  # one example alone tells nothing about layouts
+    _, step = step_of(module, batch)
+    bound = float(clip.example_norms(step.example_gradients()).median())
+    (found, expected) = clip.clipped_mean(step, bound), clip._formed(step, bound)[0]
+    for name, tensor in shared.Examples(step).gradients(batch).items():
+        right = step.example_gradients()[name]
+        assert (tensor - right).norm() <= 1e-5 * right.norm() + 1e-8
+        assert (found[name] - expected[name]).norm() <= 1e-5 * expected[name].norm() + 1e-8
+
+
 def test_examples_in_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _, step = step_on("lenet:init=wide", examples=5)
     at_once = DEFENSES.build("clip:bound=1,per=example").on_gradient(step.gradient(), step)

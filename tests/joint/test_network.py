@@ -213,6 +213,45 @@ def test_a_model_that_the_rules_get_wrong_is_found_out() -> None:
     assert "joint" not in found
 
 
+class Odd(nn.Module):
+    """Does what ordinary models do at times, and the rules have to live with."""
+
+    def __init__(self, habit: str) -> None:
+        super().__init__()
+        self.habit = habit
+        self.hidden, self.fc = nn.Linear(3072, 16), nn.Linear(16, 10)
+        if habit == "unused":
+            self.aside, self.token = nn.Linear(16, 3), nn.Parameter(torch.zeros(1, 1, 4))
+        if habit == "normed":
+            self.hidden = nn.utils.parametrizations.weight_norm(self.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.hidden(x.flatten(1)).sigmoid()
+        if self.habit == "unused":
+            self.aside(h)
+        if self.habit == "one by one":
+            h = torch.stack([self.hidden(one.flatten()).sigmoid() for one in x])
+        outputs: Tensor = self.fc(input=h) if self.habit == "named" else self.fc(h)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("habit", "covered"), [("unused", True), ("named", False), ("normed", False), ("one by one", False)]
+)
+def test_a_model_with_habits_is_attacked_one_way_or_the_other(habit: str, covered: bool) -> None:
+    torch.manual_seed(0)
+    module = Odd(habit)
+    sent = {name: p.detach() for name, p in module.named_parameters()}
+    reply = {name: torch.randn_like(p) for name, p in sent.items()}
+    attack = ATTACKS.build("ig", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    seen = [replace(one, module=module, sent=sent, reply=reply) for one in observed(private_batches(2), model="lenet")]
+    found, starts, given = attack.problems(seen, [0, 1])
+    assert ("joint" in found) is covered
+    slopes, _ = found["joint" if covered else "loop reverse"](starts, given)
+    assert all(bool(tensor.isfinite().all()) for tensor in slopes.values())
+
+
 def test_the_given_module_is_not_edited() -> None:
     module = models.build("resnet18", SAMPLES.domain, seed=0)
     before = [type(layer) for layer in module.modules()]

@@ -67,3 +67,23 @@ def test_models_without_such_layers_are_told_so() -> None:
         classifier(pooled, GREY)
     with pytest.raises(GradveilError, match="no first layer"):
         first_layer(nn.Flatten(), GREY)
+    with pytest.raises(GradveilError, match="no weight of its own"):
+        classifier(nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(16, 3))), GREY)
+    with pytest.raises(GradveilError, match="called on single examples"):
+        representation(Called("one by one"), GREY)(torch.rand(2, 1, 4, 4))
+
+
+class Called(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.fc = how, nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        outputs: torch.Tensor = self.fc(input=flat) if self.how == "by name" else torch.stack(list(map(self.fc, flat)))
+        return outputs
+
+
+def test_a_classifier_may_be_called_by_the_name_of_its_argument() -> None:
+    inputs = torch.rand(2, 1, 4, 4)
+    torch.testing.assert_close(representation(Called("by name"), GREY)(inputs), inputs.flatten(1))

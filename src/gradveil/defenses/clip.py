@@ -16,7 +16,7 @@ from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Log, Step, Transform
 from gradveil.defenses.registry import DEFENSES
 from gradveil.defenses.shared import Examples, network_of, passed
-from gradveil.joint import moments
+from gradveil.joint import moments, rules
 
 ENTRIES_AT_ONCE = 2**26
 """So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
@@ -100,11 +100,17 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
             lengths = moments.lengths(calls, slopes, len(some), step.params.keys())
             clipped += float((lengths > bound).sum())
             kept = shrinkage(lengths, bound)
-            shrunk = tuple(slope * kept.view(-1, *[1] * (slope.dim() - 1)) for slope in slopes)
+            shrunk = tuple(_kept(slope, kept) for slope in slopes)
             found = joint.gradients(calls, shrunk, 1, step.params.keys())
         part = {name: found[name][0] for name in step.params}
         total = add(total, part) if total else part
     return scaled(total, 1 / count), clipped
+
+
+def _kept(slope: Tensor, shares: Tensor) -> Tensor:
+    """A slope with so much of each example; a layer may have seen several rows of each, [n * rows, ...]."""
+    each = rules.apart(slope, len(shares))
+    return (each * shares.view(-1, *[1] * (each.dim() - 1))).reshape(slope.shape)
 
 
 def _formed(step: Step, bound: float) -> tuple[Params, float]:

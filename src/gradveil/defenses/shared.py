@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import joint
+from gradveil.core.seeding import generator
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
 from gradveil.joint import moments
@@ -72,20 +73,26 @@ class Examples:
 
 
 def _complaint(network: joint.SharedNetwork, step: Step) -> str:
-    """Why examples better not share it, judged by a few of them as one batch; empty if they may.
+    """Why examples better not share it, judged by a few random inputs; empty if they may.
 
-    Code may go around its layers: then the layer rules give another gradient than backward does.
+    Code may go around its layers, or put the examples along another axis than the first: then the layer rules give an
+    example another gradient than it has alone. The client's own examples would not do: two that are equal hide that.
     """
-    some = step.batch.take(slice(_FEW))
-    with torch.enable_grad():
-        inputs = some.inputs.detach().unsqueeze(0).requires_grad_()
-        _, calls, slopes = network.derived(step.loss, inputs, some.labels.unsqueeze(0))
-    if not moments.worth(calls, len(some), step.params.keys()):
+    own = step.batch.inputs
+    drawn = torch.rand((_FEW, *own.shape[1:]), generator=generator(0, "layer rules")).to(own)
+    some = Batch(drawn, step.batch.labels[:1].repeat_interleave(_FEW, dim=0))
+    _, calls, slopes = passed(network, step, some)
+    if not moments.worth(calls, _FEW, step.params.keys()):
         return _FEW_WEIGHTS
     with torch.no_grad():
-        found: Params = joint.gradients(calls, slopes, 1, step.params.keys())
-    expected = step.gradient(some)
+        found: Params = joint.gradients(calls, slopes, _FEW, step.params.keys())
+    expected = step.example_gradients(some)
     same = found.keys() == expected.keys() and all(
-        (found[name][0] - tensor).norm() <= _SAME * tensor.norm() + 1e-12 for name, tensor in expected.items()
+        _close(found[name].flatten(1), tensor.flatten(1)) for name, tensor in expected.items()
     )
-    return "" if same else "the layer rules do not give the gradient of this model"
+    return "" if same else "the layer rules do not give the gradients of this model's examples"
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    away = (found - expected).norm(dim=1)
+    return bool((away <= _SAME * expected.norm(dim=1) + 1e-12).all())

@@ -61,6 +61,7 @@ class SharedNetwork:
         self._module.requires_grad_(False)
         self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
         self._calls: list[Call] = []
+        self._problems = 1
         self._loose: list[tuple[nn.Module, str, str, Tensor]] = []
         covered: set[str] = set()
         for name, layer in list(self._module.named_modules()):
@@ -82,6 +83,8 @@ class SharedNetwork:
 
     def _watch(self, name: str, layer: nn.Module):  # type: ignore[no-untyped-def]
         def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            if not inputs or inputs[0].dim() < 2 or len(inputs[0]) % self._problems:
+                raise UnsupportedError(f"layer {name} is not given rows of all examples, one after another")
             self._calls.append(Call(name, layer, inputs[0], outputs))
 
         return hook
@@ -91,7 +94,7 @@ class SharedNetwork:
 
         ``buffers`` [N, B, ...] by name are those that each example has of its own, such as what a client drew.
         """
-        problems = len(inputs)
+        problems = self._problems = len(inputs)
         for path, values in (buffers or {}).items():
             place, _, key = path.rpartition(".")
             setattr(self._module.get_submodule(place), key, values.flatten(0, 1))
@@ -118,7 +121,10 @@ class SharedNetwork:
         outputs, calls = self(inputs, buffers)
         losses = vmap(loss)(outputs, targets)
         watched = [call.outputs for call in calls]
-        return outputs, calls, torch.autograd.grad(self.total(losses), watched, create_graph=again)
+        slopes = torch.autograd.grad(
+            self.total(losses), watched, create_graph=again, allow_unused=True, materialize_grads=True
+        )  # what leaves a layer may be thrown away: its parameters then have a gradient of zero
+        return outputs, calls, slopes
 
     def total(self, losses: Tensor) -> Tensor:
         """The sum over problems of their losses [N] and of what layers added in the last pass: means over examples."""

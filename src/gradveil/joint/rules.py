@@ -258,7 +258,9 @@ FACTORS.update({nn.Linear: _linear_factors, nn.Conv2d: _conv_factors})
 
 
 def supports(layer: nn.Module) -> bool:
-    """Whether a rule covers the layer as it is configured."""
+    """Whether a rule covers the layer as it is configured; one may have its weight made of other parameters."""
+    if not {name for name, _ in layer.named_parameters(recurse=False)} <= {"weight", "bias"}:
+        return False
     if isinstance(layer, nn.Conv2d):
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         return type(layer) is nn.Conv2d and plain

@@ -22,6 +22,10 @@ def classifier(module: nn.Module, like: Domain | Tensor) -> str:
         raise GradveilError(
             f"{type(module).__name__} has no torch.nn.Linear in its forward pass, so no classifier: end it with one"
         )
+    if "weight" not in dict(module.get_submodule(linear[-1]).named_parameters(recurse=False)):
+        raise GradveilError(
+            f"the classifier {linear[-1]!r} has no weight of its own, as under weight_norm: remove what makes it"
+        )
     return linear[-1]
 
 
@@ -71,14 +75,18 @@ class Representation:
     def __call__(self, inputs: Tensor, params: Params | None = None) -> Tensor:
         caught: list[Tensor] = []
 
-        def catch(_layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            caught.append(arguments[0])
+        def catch(_layer: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            caught.append(arguments[0] if arguments else named["input"])
 
-        handle = self._module.get_submodule(self.layer).register_forward_pre_hook(catch)
+        handle = self._module.get_submodule(self.layer).register_forward_pre_hook(catch, with_kwargs=True)
         try:
             functional_call(self._module, params or {}, (inputs,))
         finally:
             handle.remove()
+        if len(caught[-1]) != len(inputs) or caught[-1].dim() < 2:
+            raise GradveilError(
+                f"the classifier {self.layer!r} is called on single examples: let the model call it on the batch"
+            )
         return caught[-1].flatten(1)
 
 

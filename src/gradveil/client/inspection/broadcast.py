@@ -125,11 +125,14 @@ def _inputs(module: nn.Module, sent: Params, images: Tensor) -> Params:
     """What fully connected layers take in, [n, columns] each, in the order in which a forward pass enters them."""
     caught: Params = {}
 
-    def catch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _layer, arguments: caught.update({name: arguments[0].flatten(0, -2)})
+    def catch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]:
+        def hook(_layer: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            caught[name] = (arguments[0] if arguments else named["input"]).flatten(0, -2)
+
+        return hook
 
     linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    hooks = [layer.register_forward_pre_hook(catch(name)) for name, layer in linear.items()]
+    hooks = [layer.register_forward_pre_hook(catch(name), with_kwargs=True) for name, layer in linear.items()]
     functional_call(module, sent, (images,))
     for hook in hooks:
         hook.remove()
