@@ -66,7 +66,10 @@ def test_the_gradient_as_one_vector_and_the_gradient_itself() -> None:
 DEFENSES_LEFT = {
     "none": 6, "clip:bound=0.5": 6, "clip:bound=0.5,per=global": 6, "sparsify:rate=0.95": 6, "soteria": 6, "outpost": 6,
     "graddefense:sigma=0.01,images=5": 6, "precode:size=16": 6, "dcs2:iterations=5": 6, "ats": 4,
-    "clip:bound=4+noise:sigma=0.01": 6, "dp:sigma=0.01": 6,
+    "clip:bound=4+noise:sigma=0.01": 6, "dp:sigma=0.01": 6, "graddefense:bound=0.1,images=5": 6,
+    "soteria+noise:sigma=0.0001": 6, "sparsify+noise:sigma=0.0001": 6, "outpost+noise:sigma=0.0001": 5,
+    "dp:sigma=0.001+clip:bound=0.5": 6, "soteria+graddefense:images=5": 6,
+    "censor+clip:bound=1": 6, "clip:bound=1+censor": 6, "censor+clip:bound=1,per=global": 6,
 }  # fmt: skip
 
 
@@ -127,6 +130,7 @@ BATCHES_LEFT = {
     "graddefense:sigma=0.01,images=5": 15, "dcs2:iterations=5,sensitive=first": 12, "dcs2:iterations=5": 6,
     "soteria:probes=4": 15, "sparsify:rate=0.9": 15, "noise:sigma=0.01": 13, "clip:bound=4+noise:sigma=0.01": 12,
     "clip:bound=1,per=example+noise:sigma=0.001": 12, "precode:size=16": 15, "ats": 10, "outpost": 6,
+    "sparsify:rate=0.9+noise:sigma=0.0001": 12, "graddefense:sigma=0.01,images=5,bound=0.1": 12,
 }  # fmt: skip
 
 

@@ -181,6 +181,36 @@ def test_noise_averages_out_over_replies() -> None:
     assert torch.equal(counter.observed(seen).reply["fc.bias"], replies(seen)["fc.bias"].mean(0))
 
 
+def test_noise_of_two_links_averages_out_as_well() -> None:
+    (plain,) = observed(private_batches(1))
+    _, seen = asked("noise:sigma=0.06+noise:sigma=0.08", 4)
+    counter = counter_for(seen)
+    assert counter is not None
+    left, one = (norm(subtract(reply, plain.reply)) for reply in (counter.observed(seen).reply, seen.reply))
+    assert float(left / one) == pytest.approx(1 / 2, rel=0.05)
+
+
+def test_where_graddefense_did_not_repeat_itself_the_mean_is_left() -> None:
+    (plain,) = observed(private_batches(1))
+    _, seen = asked("graddefense:sigma=0.1,images=5", 2)
+    found = counter_for(seen)
+    assert found is not None
+    away = {name: norm(subtract(reply, plain.reply)) for name, reply in (
+        ("one", seen.reply), ("two", found.observed(seen).reply), ("mean", map_each(mean, replies(seen)))
+    )}  # fmt: skip
+    assert away["two"] <= away["mean"] < away["one"]
+
+
+def test_what_a_clip_makes_unreadable_is_said_to_have_no_answer() -> None:
+    for defense, link in (
+        ("graddefense:bound=0.1,images=5", "graddefense"),
+        ("precode:size=16+clip:bound=1", "precode"),
+    ):
+        (one,) = observed(private_batches(1), defense=defense)
+        said = answers(one)
+        assert next(sentence for name, sentence in said.items() if name.startswith(link)) is None
+
+
 def test_graddefense_repeats_itself() -> None:
     (plain,) = observed(private_batches(1))
     _, seen = asked("graddefense:sigma=0.1", 8)

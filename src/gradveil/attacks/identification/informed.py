@@ -31,6 +31,8 @@ from gradveil.threat.observation import Observation
 Reading = Callable[[Any, Observation, Likeness], Likeness]
 """(defense, observation, likeness so far) -> likeness."""
 
+_PRUNING = ("soteria", "sparsify", "outpost")
+_NOISY = ("noise", "dp", "outpost", "graddefense")
 OFF_PATH = 0.1
 """How far, as a share, a mean gradient may be off that was taken along a path that is not known exactly."""
 
@@ -49,8 +51,22 @@ def likeness_for(one: Observation) -> Likeness:
         return _read(one, one.defense, Directions())
     size = one.batch_size or 1
     if size == 1:
-        return _read(one, one.defense, Distance())
+        return _read(one, one.defense, Distance() if _can_be_followed(one.defense) else Directions())
     return _of_several(one, one.defense, Together(examples=size))
+
+
+def _can_be_followed(spec: str) -> bool:
+    """Whether what each link did can still be told from what was sent, as a likelihood needs.
+
+    Zeros tell what was not sent, until noise covers them; lengths are followed through one clipping of all there is.
+    """
+    links: list[tuple[str, Any]] = [(split_spec(link)[0], DEFENSES.build(link)) for link in DEFENSES.links(spec)]
+    names = [name for name, _ in links]
+    pruned = min((names.index(name) for name in _PRUNING if name in names), default=len(names))
+    covered = any(name in _NOISY for name in names[pruned + 1 :])
+    clipped = sum(name in ("clip", "dp") for name in names)
+    sliced = any(name == "graddefense" and defense.bound is not None for name, defense in links)
+    return not covered and not sliced and clipped < 2
 
 
 def likeness_along(one: Observation) -> Likeness:
@@ -66,7 +82,7 @@ def _of_several(one: Observation, defense: str, together: Together) -> Likeness:
 
 def marks_for(one: Observation, by: By) -> Likeness:
     """The marks of CENSOR with the options that are known, or else its own defaults."""
-    return _read(one, one.defense or "censor", Marks(by=by), only=("censor", "noise"))
+    return _read(one, one.defense or "censor", Marks(by=by), only=("censor", "noise", "clip", "dp"))
 
 
 def drawing_inputs(one: Observation) -> Defense | None:
@@ -105,7 +121,7 @@ def _clip(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
     per = getattr(defense, "per", "example")
     if isinstance(likeness, Together):
         return replace(likeness, bound=defense.bound) if per == "example" else replace(likeness, scaled=True)
-    if not isinstance(likeness, Distance):
+    if not isinstance(likeness, Distance | Marks):
         return likeness
     return replace(likeness, bound=defense.bound, per="layer" if per == "layer" else "global")
 
@@ -141,7 +157,8 @@ def _outpost(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
 @_reads("graddefense")
 def _graddefense(defense: Any, one: Observation, likeness: Likeness) -> Likeness:
     """Noise on slices that are drawn; where they lie follows from public images, and is computed as the client does."""
-    if not isinstance(likeness, Distance | Together):
+    several_steps = isinstance(likeness, Directions) and one.kind != "gradient"
+    if several_steps or not isinstance(likeness, Distance | Directions | Together):
         return likeness
     start = Step(
         model=Functional(one.module, train_mode=one.recipe is not None and one.recipe.train_mode),
@@ -154,8 +171,9 @@ def _graddefense(defense: Any, one: Observation, likeness: Likeness) -> Likeness
     )
     cuts = {name: _run_lengths(where) for name, where in defense.slices_of(start).items()}
     if isinstance(likeness, Together):
-        return replace(likeness, cuts=cuts)
-    return _laid_out(replace(likeness, sometimes=defense.sigma**2), cuts=cuts)
+        return replace(likeness, cuts=cuts, scaled=likeness.scaled or defense.bound is not None)
+    drawn = {"sometimes": defense.sigma**2} if isinstance(likeness, Distance) else {}
+    return _laid_out(replace(likeness, **drawn), cuts=cuts)
 
 
 @_reads("dcs2", "dcs2plus")
@@ -180,8 +198,12 @@ def _precode(_defense: Any, one: Observation, _: Likeness) -> Likeness:
 def _censor(defense: Any, _: Observation, likeness: Likeness) -> Likeness:
     if isinstance(likeness, Together):
         return _censored_batch(defense, likeness)
+    earlier = likeness if isinstance(likeness, Distance | Marks) else Marks()
     return Marks(
         by=likeness.by if isinstance(likeness, Marks) else "both",
+        variance=earlier.variance,
+        bound=earlier.bound,
+        per=earlier.per,
         whole=not defense.layerwise,
         spread={"preserve": 0.0, "random": defense.spread, "public": None}[defense.norms],
         released=defense.projection == "released",
@@ -206,12 +228,16 @@ def _entering_classifier(one: Observation, examples: int) -> Likeness:
 
 
 def _noisier(likeness: Likeness, variance: float) -> Likeness:
+    if isinstance(likeness, Together) and likeness.pruned:
+        return replace(likeness, covered=(likeness.covered**2 + variance) ** 0.5)
     if not isinstance(likeness, Distance | Marks):
         return likeness
     return replace(likeness, variance=likeness.variance + variance)
 
 
 def _laid_out(likeness: Likeness, **changes: Any) -> Likeness:
+    if isinstance(likeness, Together):
+        return replace(likeness, pruned=True) if changes.get("only_sent") else likeness
     if not isinstance(likeness, ByTensor):
         return likeness
     return replace(likeness, layout=replace(likeness.layout, **changes))

@@ -99,7 +99,7 @@ class Distance(ByTensor):
     """More variance, on some pieces that the adversary does not know."""
 
     def __call__(self, compared: Comparison) -> Tensor:
-        shrunk = self._shrunk(compared)
+        shrunk = shrinkage(compared, self.bound, self.per)
         away = shrunk.square() * compared.within - 2 * shrunk * compared.products + compared.seen
         more = torch.tensor([self.more.get(name, 0.0) for name in compared.names]).to(away).view(-1, 1, 1)
         least = self.variance + more + ROUNDING**2 * compared.seen / compared.sizes + TINY
@@ -109,11 +109,12 @@ class Distance(ByTensor):
             scores = scores + _not_largest(compared)
         return scores.sum(dim=0) / compared.sizes.sum()
 
-    def _shrunk(self, compared: Comparison) -> Tensor:
-        """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""
-        squares = compared.squares.sum(dim=0, keepdim=True) if self.per == "global" else compared.squares
-        longest = float("inf") if self.bound is None else self.bound
-        return (longest / (squares + TINY).sqrt()).clamp(max=1)
+
+def shrinkage(compared: Comparison, bound: float | None, per: Per) -> Tensor:
+    """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""
+    squares = compared.squares.sum(dim=0, keepdim=True) if per == "global" else compared.squares
+    longest = float("inf") if bound is None else bound
+    return (longest / (squares + TINY).sqrt()).clamp(max=1)
 
 
 def _unlikely(away: Tensor, variance: Tensor, sizes: Tensor) -> Tensor:

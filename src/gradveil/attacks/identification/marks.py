@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.identification.comparison import Comparison
-from gradveil.attacks.identification.likeness import TINY, ByTensor
+from gradveil.attacks.identification.likeness import TINY, ByTensor, Per, shrinkage
 
 By = Literal["norms", "orthogonality", "both"]
 SAME_NORM = 1e-4
@@ -36,7 +36,10 @@ class Marks(ByTensor):
     plain: bool = False
     """The gradient itself may have been sent."""
     variance: float = 0.0
-    """Of noise that was added to every entry afterwards."""
+    """Of noise that was added to every entry."""
+    bound: float | None = None
+    """What norms were clipped to, before or afterwards: angles stay what they are."""
+    per: Per = "layer"
 
     def __call__(self, compared: Comparison) -> Tensor:
         pieces = compared.whole() if self.whole else compared
@@ -49,7 +52,8 @@ class Marks(ByTensor):
 
     def norms_apart(self, pieces: Comparison) -> Tensor:
         """[c, N]: squared differences of the logs of norms, in units of how far they may differ."""
-        expected = pieces.squares + self.variance * pieces.sizes + TINY
+        kept = shrinkage(pieces, self.bound, self.per).square()
+        expected = kept * pieces.squares + self.variance * pieces.sizes + TINY
         apart = (expected.log() - (pieces.seen + TINY).log()) / 2
         spread = SAME_NORM**2 + (self.spread or 0.0) ** 2 + self._noise(pieces) / pieces.sizes
         return (apart.square() / spread).sum(dim=0)

@@ -21,6 +21,8 @@ ENTRIES = 2**15
 """The last so many entries of an update are compared: the classifier's, and of a small model all."""
 FITTED = 200
 """So many candidates are fitted at once: the time grows with the square of their number."""
+CLEARLY = 2.5
+"""An entry so many deviations of the noise from zero was sent."""
 ROUNDS = 10
 """How often shares and the noise of each piece are estimated, each from the other."""
 
@@ -42,6 +44,10 @@ class Together:
     """Each piece of the mean may have been scaled, by a factor that is not known."""
     cuts: Mapping[str, list[int]] = field(default_factory=dict)
     """Tensors that are taken in pieces: how many entries each piece has."""
+    pruned: bool = False
+    """Entries were left out."""
+    covered: float = 0.0
+    """The deviation of noise that came on top of what was left out."""
     rough: float = ROUNDING
     """How far, as a share of its length, a piece may be from what explains it, before any noise."""
 
@@ -80,9 +86,10 @@ class Together:
         """[candidates]: the share of each, expected to be 1 / candidates and to vary as if ``examples`` were drawn."""
         count = len(entries)
         expected, varies = 1 / count, 1 / (self.examples * count)
-        if not reply.any():  # nothing was sent, and nobody is more likely than anybody
+        sent = reply.abs() > CLEARLY * self.covered
+        if not sent.any():  # nothing was sent, and nobody is more likely than anybody
             return torch.full((count,), expected, dtype=torch.float64, device=reply.device)
-        found, one = _products(entries, reply, piece), torch.eye(count, dtype=torch.float64, device=reply.device)
+        found, one = _products(entries, reply, piece, sent), torch.eye(count, dtype=torch.float64, device=reply.device)
         shares, unsure = torch.full_like(found.seen[0], expected), varies * one
         rounding = self.rough**2 * found.square / found.size + TINY
         for _ in range(ROUNDS):
@@ -115,8 +122,7 @@ class _Products(NamedTuple):
     """[p]: how many entries were sent."""
 
 
-def _products(entries: Tensor, reply: Tensor, piece: Tensor) -> _Products:
-    sent = reply != 0
+def _products(entries: Tensor, reply: Tensor, piece: Tensor, sent: Tensor) -> _Products:
     _, sizes = torch.unique_consecutive(piece[sent], return_counts=True)
     own = torch.split(entries[:, sent].double(), sizes.tolist(), dim=1)
     seen = torch.split(reply[sent].double(), sizes.tolist())

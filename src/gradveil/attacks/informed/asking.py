@@ -32,7 +32,10 @@ class Together(ByData):
     reduce: Callable[[Tensor], Tensor]
 
     def observed(self, one: Observation) -> Observation:
-        return replace(one, reply=map_each(self.reduce, replies(one)))
+        """In the place of every reply, so that who reduces them once more, for another link, finds the same."""
+        reply = map_each(self.reduce, replies(one))
+        earlier = [replace(other, reply=reply) if _equal(other.sent, one.sent) else other for other in one.earlier]
+        return replace(one, reply=reply, earlier=tuple(earlier))
 
 
 def mean(tensors: Tensor) -> Tensor:
@@ -41,14 +44,13 @@ def mean(tensors: Tensor) -> Tensor:
 
 
 def most_frequent(tensors: Tensor) -> Tensor:
-    """By entry the value that came most often, exact where it came twice without noise; else the middle one."""
+    """By entry a value that came twice, which only one without noise does; else the mean."""
+    if len(tensors) < 2:
+        return tensors[0]
     ordered = tensors.sort(dim=0).values
     twice = ordered[1:] == ordered[:-1]
-    middle = ordered[len(ordered) // 2]
-    if len(ordered) < 2:
-        return middle
     exact = ordered[:-1].gather(0, twice.to(torch.uint8).argmax(dim=0, keepdim=True))[0]
-    return torch.where(twice.any(dim=0), exact, middle)
+    return torch.where(twice.any(dim=0), exact, tensors.mean(dim=0))
 
 
 def _equal(a: Params, b: Params) -> bool:

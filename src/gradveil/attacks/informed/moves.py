@@ -136,15 +136,18 @@ def _outpost(defense: Any, _: Observation) -> Counter:
     "graddefense",
     sentence="It computes the slices, takes the value that several replies share, and trusts noisy slices less.",
 )
-def _graddefense(defense: Any, one: Observation) -> Counter:
-    if count(one) > 1:
-        return Together(most_frequent)
-    return Noisy(lambda seen: slices.variances(defense, seen), uneven=True)
+def _graddefense(defense: Any, _: Observation) -> Counter | None:
+    if defense.bound is not None:  # drawn slices were scaled, by what nobody knows
+        return None
+    left = Noisy(lambda seen: slices.variances(defense, seen, count(seen)), uneven=True)
+    return Counters([Together(most_frequent), left])
 
 
 @_against("precode", sentence="It reads the bottleneck's draw off the gradient and matches the layers before it.")
 def _precode(_defense: Any, one: Observation) -> Counter | None:
-    return ReadDraw() if one.batch_size == 1 else None
+    others = [DEFENSES.build(link) for link in DEFENSES.links(one.defense or "none")]
+    as_drawn = all(getattr(other, "per", "") != "layer" for other in others)  # weight and bias are scaled alike
+    return ReadDraw() if one.batch_size == 1 and as_drawn else None
 
 
 @_against("dcs2", "dcs2plus", sentence="It searches for the concealed pictures together with the private one.")

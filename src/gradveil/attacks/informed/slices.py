@@ -19,11 +19,11 @@ _CLEARLY = 0.8
 """A slice whose middle entry is below this share of the noise's has no noise."""
 
 
-def variances(defense: GradDefense, one: Observation) -> Params:
-    """The variance of the noise in each entry: sigma squared in slices that are as wide as noise makes them, else 0."""
-    where = defense.slices_of(_start(one))
-    noisy = torch.stack([_as_wide(one.reply, where, number, defense.sigma) for number in range(defense.slices)])
-    return map_each(lambda index: defense.sigma**2 * noisy[index.long()].float(), where)
+def variances(defense: GradDefense, one: Observation, replies: int) -> Params:
+    """The variance of the noise in each entry: that of a mean of replies where a slice is as wide as that, else 0."""
+    where, sigma = defense.slices_of(_start(one)), defense.sigma / replies**0.5
+    noisy = torch.stack([_as_wide(one.reply, where, number, sigma) for number in range(defense.slices)])
+    return map_each(lambda index: sigma**2 * noisy[index.long()].float(), where)
 
 
 def _as_wide(reply: Params, where: Params, number: int, sigma: float) -> Tensor:
