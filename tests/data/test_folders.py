@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.data import IMAGENET_MEAN, load
+from gradveil.data.files import _decode
 
 
 def paint(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (50, 40)) -> None:
@@ -51,6 +53,27 @@ def test_any_colour_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
     suffix = "tif" if mode == "CMYK" else "png"
     Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(tmp_path / "a" / f"x.{suffix}")
     torch.testing.assert_close(load(f"folder:path={tmp_path},size=8").batch([0]).inputs, torch.ones(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("name", ["little.tif", "big.tif", "scan.png", "scan.pgm"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, name: str, channels: int) -> None:
+    eight = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    path = tmp_path / name
+    if name == "big.tif":
+        Image.frombytes("I;16B", (16, 16), (eight * 257).astype(">u2").tobytes()).save(path)
+    else:
+        Image.fromarray(eight * 257).save(path)
+    pixels = _decode(path, (16, 16), channels=channels)
+    assert torch.equal(pixels, torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(channels, -1, -1))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_an_image_without_a_set_range_is_refused(tmp_path: Path, kind: type) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.full((8, 8), 1000, dtype=kind)).save(tmp_path / "a" / "x.tif")
+    with pytest.raises(BadFileError, match=r"x\.tif has 32 bits per pixel and no set range; save it with 8 bits"):
+        load(f"folder:path={tmp_path},size=8").batch([0])
 
 
 def test_an_image_is_only_read_when_asked_for(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ KINDS: dict[str, Partition] = {
     "iid": iid,
     "dirichlet 0.01": partial(dirichlet, alpha=0.01),
     "dirichlet 1": partial(dirichlet, alpha=1.0, minimum=0),
+    "dirichlet 0.1 equal": partial(dirichlet, alpha=0.1, equal=True),
     "dirichlet 100": partial(dirichlet, alpha=100.0, minimum=2),
     "shards 1": partial(shards, per_client=1),
     "shards 2": shards,
@@ -101,6 +103,38 @@ def test_dirichlet_leaves_nobody_short(alpha: float, minimum: int) -> None:
     assert sum(len(part) for part in parts) == 400
 
 
+@given(
+    labels=st.lists(st.integers(0, 6), min_size=24, max_size=120), clients=st.integers(1, 12), seed=st.integers(0, 99)
+)
+@settings(deadline=None, max_examples=60)
+def test_equal_shares_differ_by_one_example_at_most(labels: list[int], clients: int, seed: int) -> None:
+    sizes = [len(part) for part in dirichlet(torch.tensor(labels), clients, rng(seed), alpha=0.1, equal=True)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("absent", [[4], [0, 1, 5]])
+def test_equal_shares_are_as_skewed_where_classes_are_absent(absent: list[int]) -> None:
+    labels = torch.arange(10_000) % 10
+    some = labels[~torch.isin(labels, torch.tensor(absent))]
+    # The skew: the part of a client's examples that are of its most frequent class.
+    whole, without = (
+        float(
+            (label_counts(y, dirichlet(y, 10, rng(), alpha=0.1, equal=True), 10).max(1).values / (len(y) / 10)).mean()
+        )
+        for y in (labels, some)
+    )
+    assert whole > 0.5
+    assert without > 0.5
+
+
+def test_the_split_of_published_results_stays() -> None:
+    # As the training runs in docs/results split CIFAR-10: whoever changes this has to run them again.
+    labels = (torch.arange(50_000) % 10)[torch.randperm(50_000, generator=rng(7))]
+    parts = dirichlet(labels, 100, rng(), alpha=0.5, equal=True)
+    assert {len(part) for part in parts} == {500}
+    assert hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()[:16] == "6ae967a5a52d5bb4"
+
+
 def test_shards_give_each_client_few_labels() -> None:
     labels = torch.randperm(10_000, generator=rng(1)) % 10
     parts = shards(labels, 50, rng(), per_client=2)
@@ -119,6 +153,8 @@ def test_shards_give_each_client_few_labels() -> None:
         (lambda: shards(torch.zeros(7), 4, rng(), per_client=0), "at least one shard"),
         (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=0.0), "alpha must be above 0"),
         (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=float("nan")), "alpha must be above 0"),
+        (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=float("inf")), r"at most 1e\+09, not inf; .* use iid"),
+        (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=1e308), r"at most 1e\+09, not 1e\+308"),
         (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=1.0, minimum=2), "too few for 4 clients"),
     ],
 )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import random
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +145,91 @@ def test_a_file_of_another_size_is_refused_before_memory_is_taken(make: Made, na
     save_file(make() | {grown: torch.zeros(2000, 2000)}, tmp_path / "large.safetensors")
     with pytest.raises(BadFileError, match=r"is .*, not "):
         generators.build(f"{name}:path={tmp_path / 'large.safetensors'}")
+
+
+def quantised(tensor: Tensor) -> Tensor:
+    with warnings.catch_warnings(action="ignore"):  # torch means to drop such tensors, but files of them stay
+        return torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
+
+
+RARE: dict[str, Callable[[Tensor], Tensor]] = {
+    "without values": lambda tensor: tensor.to("meta"),
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "quantised": quantised,
+    "complex": lambda tensor: tensor.to(torch.complex64),
+    "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of torch, about its own classes
+@pytest.mark.parametrize("case", RARE)
+def test_a_tensor_that_is_not_plain_numbers_is_named(case: str, tmp_path: Path) -> None:
+    good = published.stylegan2()
+    bad = good | {"style.1.weight": RARE[case](good["style.1.weight"])}
+    torch.save(bad, tmp_path / "rare.pt")
+    with pytest.raises(BadFileError, match=r"rare.pt: tensor 'style.1.weight' is sparse, quantised, without values"):
+        load_stylegan2(tmp_path / "rare.pt")
+    if case in ("complex", "float8"):
+        save_file(bad, tmp_path / "rare.safetensors")
+        with pytest.raises(BadFileError, match=r"'style.1.weight' is of type (C64|F8_E4M3), which is not read here"):
+            load_stylegan2(tmp_path / "rare.safetensors")
+
+
+def test_a_number_too_large_for_float32_is_refused(tmp_path: Path) -> None:
+    good = published.stylegan2()
+    torch.save(good | {"style.1.weight": good["style.1.weight"].double() + 1e300}, tmp_path / "large.pt")
+    with pytest.raises(BadFileError, match=r"'style.1.weight' holds NaN or infinity"):
+        load_stylegan2(tmp_path / "large.pt")
+
+
+def repacked(path: Path, method: int, pickled: Callable[[bytes], bytes]) -> bytes:
+    """The archive of a torch file, packed by another method and with another pickle in it."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", method) as new:
+        for name in old.namelist():
+            new.writestr(name, pickled(old.read(name)) if name.endswith("data.pkl") else old.read(name))
+    return packed.getvalue()
+
+
+def test_a_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bomb.pt"
+    torch.save({"x": torch.zeros(2**20)}, path)
+    path.write_bytes(repacked(path, zipfile.ZIP_DEFLATED, bytes))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was unpacked"))
+    with pytest.raises(BadFileError, match=r"bomb.pt is compressed, which torch.save never does"):
+        load_stylegan2(path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_a_spoilt_pickle_is_read_or_refused_but_never_worse(tmp_path: Path) -> None:
+    whole, path, rng = tmp_path / "whole.pt", tmp_path / "spoilt.pt", random.Random(0)
+    torch.save(published.stylegan2(), whole)
+
+    def spoilt(content: bytes) -> bytes:
+        changed = bytearray(content)
+        for _ in range(rng.randint(1, 3)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        return bytes(changed)
+
+    refused = 0
+    for _ in range(400):
+        path.write_bytes(repacked(whole, zipfile.ZIP_STORED, spoilt))
+        try:
+            load_stylegan2(path)
+        except BadFileError:
+            refused += 1
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "largest"), [("u", 0, "0"), ("v", 0, "0"), ("orig", 0, "0"), ("v", 3e38, ".*")]
+)
+def test_a_spectral_norm_that_cannot_divide_is_refused(part: str, value: float, largest: str, tmp_path: Path) -> None:
+    good, name = published.biggan(), "generator.layers.3.conv_1.weight"
+    bad = {f"{name}_u": good[f"{name}_u"] * 1e9, f"{name}_{part}": torch.full_like(good[f"{name}_{part}"], value)}
+    torch.save(good | bad, tmp_path / "flat.pt")
+    with pytest.raises(BadFileError, match=rf"flat.pt: tensor '{name}_orig' has the largest singular value {largest}"):
+        load_biggan(tmp_path / "flat.pt")
 
 
 def test_files_that_are_not_tensors_are_one_line(tmp_path: Path) -> None:

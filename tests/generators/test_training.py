@@ -211,6 +211,8 @@ def test_the_command_trains_and_shows(gradveil: Callable[..., Ran], tmp_path: Pa
         (["train", "--data", "mnist-samples", "--out", "x.safetensors", "--device", "tpu"], "device is cpu or cuda"),
         (["train", "--data", "mnist-samples", "--out", "x.safetensors", "--kernel", "3"], "a kernel of 2 or 4"),
         (["train", "--data", "mnist-samples", "--out", "x.safetensors", "--steps", "0"], "at least one step"),
+        (["train", "--data", "mnist-samples", "--out", "x.safetensors", "--lr", "nan"], "a rate above 0"),
+        (["train", "--data", "mnist-samples", "--out", "x.safetensors", "--lr", "inf"], "a rate above 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -23,7 +23,7 @@ _FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")  # whatever a file is c
 class FileImages(ImageSet):
     """One file per image, cropped around its middle to the aspect of ``size`` (height, width) and scaled to it.
 
-    Images are read as grey where ``mean`` is of one channel, and as RGB otherwise.
+    Images are read as grey where ``mean`` is of one channel, and as RGB otherwise; 16 bits are scaled to 8.
     """
 
     files: tuple[Path, ...]
@@ -55,8 +55,18 @@ def _decode(path: Path, size: tuple[int, int], *, channels: int) -> Tensor:
     height, width = size
     try:
         with Image.open(path, formats=_FORMATS) as image:
-            plain = image.convert("L" if channels == 1 else "RGB")
+            plain = _eight_bits(image, path).convert("L" if channels == 1 else "RGB")
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         raise BadFileError(f"cannot read the image {path}: {error}") from error
     fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(fitted)).view(height, width, channels).permute(2, 0, 1)
+
+
+def _eight_bits(image: Image.Image, path: Path) -> Image.Image:
+    """The image with values up to 255. Pillow would clip larger ones, so that nearly all of a scan were white."""
+    # PNG and PPM have at most 16 bits, which Pillow holds in 32 for some of them; TIFF may use all 32.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise BadFileError(f"the image {path} has 32 bits per pixel and no set range; save it with 8 bits")
+    return image

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 
+MAX_ALPHA = 1e9
+"""Above it the shares are even to all intents, and the sum of many draws may be infinite."""
+
 
 def iid(labels: Tensor, clients: int, rng: torch.Generator) -> list[Tensor]:
     """Equal shares, to within one example, drawn without regard to the labels.
@@ -32,18 +35,19 @@ def dirichlet(
     the client that then has most, so that strong skew ends too. With ``equal``, proportions are drawn for the clients
     instead and fitted to shares of one size, to within one example.
     """
-    if not alpha > 0:
-        raise GradveilError(f"alpha must be above 0, not {alpha}")
+    if not 0 < alpha <= MAX_ALPHA:
+        raise GradveilError(f"alpha must be above 0 and at most {MAX_ALPHA:g}, not {alpha}; for even shares use iid")
     _require(len(labels), clients, each=minimum)
     order = torch.randperm(len(labels), generator=rng)
     shuffled = labels[order].long()
     counts = torch.bincount(shuffled)
     if equal:
         proportions = _fitted(_dirichlet_rows(clients, len(counts), rng, alpha).T, counts)
-        minimum = len(labels) // clients
+        owner = _levelled(_proportional_owners(shuffled, proportions), clients)
     else:
         proportions = _dirichlet_rows(len(counts), clients, rng, alpha)
-    return _by_owner(order, _topped_up(_proportional_owners(shuffled, proportions), clients, minimum), clients)
+        owner = _topped_up(_proportional_owners(shuffled, proportions), clients, minimum)
+    return _by_owner(order, owner, clients)
 
 
 def shards(labels: Tensor, clients: int, rng: torch.Generator, *, per_client: int = 2) -> list[Tensor]:
@@ -61,9 +65,10 @@ def shards(labels: Tensor, clients: int, rng: torch.Generator, *, per_client: in
 def _fitted(proportions: Tensor, counts: Tensor) -> Tensor:
     """Proportions [classes, clients] scaled until a class has its count and all clients the same (Sinkhorn)."""
     table = proportions.clamp(min=1e-9)
+    each = counts.double().clamp(min=1e-9)[:, None]  # a class without examples keeps a trace: its sum divides
     for _ in range(200):
         table = table / table.sum(0) * (counts.sum() / table.shape[1])
-        table = table / table.sum(1, keepdim=True) * counts[:, None]
+        table = table / table.sum(1, keepdim=True) * each
     return table
 
 
@@ -96,12 +101,25 @@ def _topped_up(owner: Tensor, clients: int, minimum: int) -> Tensor:
     owner = owner.clone()
     counts = torch.bincount(owner, minlength=clients)
     while int(counts.min()) < minimum:
-        poorest, richest = int(counts.argmin()), int(counts.argmax())
-        amount = min(minimum - int(counts[poorest]), int(counts[richest]) - minimum)
-        owner[(owner == richest).nonzero().flatten()[:amount]] = poorest
-        counts[richest] -= amount
-        counts[poorest] += amount
+        _give(owner, counts, min(minimum - int(counts.min()), int(counts.max()) - minimum))
     return owner
+
+
+def _levelled(owner: Tensor, clients: int) -> Tensor:
+    """Owners [n] whose shares differ by one example at most."""
+    owner = _topped_up(owner, clients, len(owner) // clients)
+    counts = torch.bincount(owner, minlength=clients)
+    while int(counts.max() - counts.min()) > 1:
+        _give(owner, counts, 1)
+    return owner
+
+
+def _give(owner: Tensor, counts: Tensor, amount: int) -> None:
+    """Let the client with most examples hand so many to the one with fewest, in both tensors."""
+    poorest, richest = int(counts.argmin()), int(counts.argmax())
+    owner[(owner == richest).nonzero().flatten()[:amount]] = poorest
+    counts[richest] -= amount
+    counts[poorest] += amount
 
 
 def _by_owner(order: Tensor, owner: Tensor, clients: int) -> list[Tensor]:

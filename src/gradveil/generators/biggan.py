@@ -172,7 +172,7 @@ def load_biggan(path: Path, *, truncation: float = 1.0) -> BigGAN:
 
     tensors = read_checkpoint(path, expect)
     row = round(truncation * (STATISTICS - 1))
-    built[0].load_state_dict({name: _own(name, tensors, row) for name in built[0].state_dict()}, assign=True)
+    built[0].load_state_dict({name: _own(path, name, tensors, row) for name in built[0].state_dict()}, assign=True)
     return built[0]
 
 
@@ -205,7 +205,7 @@ def _published(own: Shapes) -> Shapes:
     return shapes
 
 
-def _own(name: str, tensors: Mapping[str, Tensor], row: int) -> Tensor:
+def _own(path: Path, name: str, tensors: Mapping[str, Tensor], row: int) -> Tensor:
     """One of our tensors from those of the file."""
     there = _there(name)
     if ".running_" in name:
@@ -214,7 +214,10 @@ def _own(name: str, tensors: Mapping[str, Tensor], row: int) -> Tensor:
         return tensors[there][:3].clone() if name.startswith(_TO_RGB) else tensors[there]
     weight = tensors[f"{there}_orig"]
     largest = tensors[f"{there}_u"] @ weight.flatten(1) @ tensors[f"{there}_v"]
-    return (weight[:3] if name.startswith(_TO_RGB) else weight) / largest
+    normed = (weight[:3] if name.startswith(_TO_RGB) else weight) / largest
+    if not bool(torch.isfinite(largest) & torch.isfinite(normed).all()):
+        raise BadFileError(f"{path}: tensor '{there}_orig' has the largest singular value {float(largest):g}")
+    return normed
 
 
 def _there(name: str) -> str:
