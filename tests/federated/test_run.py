@@ -15,7 +15,7 @@ from gradveil.auditing import read_case
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.tensor_files import read_tensors
 from gradveil.data import load
-from gradveil.federated import Federation, Training, data_of, make_training, run_training
+from gradveil.federated import Federation, Training, data_of, make_training, read_training, run_training
 from gradveil.federated import run as runs
 from gradveil.threat import load_observations
 
@@ -101,6 +101,14 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b" / "checkpoint.safetensors").rename(tmp_path / "a" / "checkpoint.safetensors")
     with pytest.raises(BadFileError, match="does not fit"):
         run_training(Training(**SMALL), tmp_path / "a", resume=True)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "\x00", "1" * 5000])
+def test_a_damaged_training_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text(text)
+    with pytest.raises(BadFileError, match=r"train\.json is damaged") as caught:
+        read_training(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_rows_tell_the_cost_and_what_a_defense_touched(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.reproduction import (
     PAPERS,
     REPRODUCTIONS,
@@ -194,6 +194,20 @@ def test_values_are_means_spreads_shares_and_the_first_of_each_batch() -> None:
     assert values["digits", "IG", "Noise"] == (7.5, None, 50.0)
 
 
+def test_the_best_of_a_batch_is_that_of_its_own_batch_whatever_is_missing() -> None:
+    table = replace(tiny().tables[0], columns=(Column("b", "psnr", "best"),))
+
+    def best(*values: float | None) -> float | None:
+        row = {"prior_of": None, "per_image": [{"psnr": value} for value in values]}
+        found = values_of(table, {("digits", "IG", "none"): [{"case": {"batch_size": 2}, "rows": [row]}]})
+        return found["digits", "IG", "none"][0]
+
+    assert best(10.0, 12.0, 20.0, 30.0) == 21.0
+    assert best(None, 10.0, 20.0, 30.0) == 20.0
+    assert best(None, None, 20.0, 30.0) == 30.0
+    assert best(None, None, None, None) is None
+
+
 def test_accuracy_is_that_of_the_last_evaluation_in_percent() -> None:
     table = replace(tiny().tables[0], kind="training", columns=(Column("accuracy", "accuracy"),))
     rows = [{"accuracy": 0.1}, {"accuracy": 0.25}, {"accuracy": None}]
@@ -215,6 +229,29 @@ def test_measurements_are_kept_and_shown(tmp_path: Path) -> None:
     text = page(planned, tmp_path)
     assert "| digits | IG | none | 5.00 / 20 = 0.25 |" in text
     assert "██" in text
+
+
+def test_a_measurement_that_failed_or_is_damaged_is_tried_again(tmp_path: Path) -> None:
+    asked: list[object] = []
+
+    def measure(fields: dict[str, object]) -> dict[str, object]:
+        asked.append(fields["data"])
+        if len(asked) <= 4:
+            raise NotAvailableError("no network")
+        return {"psnr": 5.0}
+
+    planned = plan(tiny(tables=(replace(tiny().tables[0], kind="measure", measure=measure),)), "small")
+    run_here(planned, tmp_path)
+    assert "failed: no network" in page(planned, tmp_path)
+    for _ in range(2):
+        run_here(planned, tmp_path)
+    assert len(asked) == 8, "four lines, each twice"
+    assert "| digits | IG | none | 5.00 / 20 = 0.25 |" in page(planned, tmp_path)
+    for path in (tmp_path / "measured").iterdir():
+        path.write_text("[" * 100_000)
+    assert "not run yet" in page(planned, tmp_path)
+    run_here(planned, tmp_path)
+    assert len(asked) == 12
 
 
 def test_words_join_with_the_later_ones_over_the_earlier() -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
 from gradveil.auditing.flags import FLAGS
 from gradveil.cli.main import app
-from gradveil.core.errors import BadFileError, UnknownNameError
-from gradveil.defenses import DEFENSES
+from gradveil.core.errors import BadFileError, GradveilError, UnknownNameError
+from gradveil.defenses import DEFENSES, Defense
 from gradveil.studies.leaderboard import (
     SETTINGS,
     SHOWN,
@@ -24,13 +25,14 @@ from gradveil.studies.leaderboard import (
     render_leaderboard,
     settings_named,
 )
+from gradveil.studies.leaderboard.entries import path_of
 from gradveil.studies.leaderboard.page import AS_GOOD, leaderboard
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "leaderboard"
 TINY = replace(
     SETTINGS["mnist-lenet-b1"],
     audit={
-        "data": "mnist-samples", "model": "mlp", "threat": "D", "images": 2, "gallery": 10,
+        "data": "mnist-samples", "model": "mlp", "threat": "D", "images": 2, "gallery": 10, "budget": "standard",
         "attacks": ["analytic", "identify"], "unfit": "leave out",
     },
     training={
@@ -55,12 +57,25 @@ def test_settings_are_chosen_by_pattern() -> None:
         settings_named(["mnst"])
 
 
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting of the tests in the place of the one whose name it has: entries of other settings are refused."""
+    monkeypatch.setitem(SETTINGS, TINY.name, TINY)
+
+
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("board")
-    for specs in (["none", "noise:sigma=10"], ["none", "clip:bound=1"]):  # entered one after the other, none kept
-        list(enter(TINY, specs, folder / "docs", folder / "work", device="cpu"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(SETTINGS, TINY.name, TINY)
+        for specs in (["none", "noise:sigma=10"], ["none", "clip:bound=1"]):  # entered one after the other, none kept
+            list(enter(TINY, specs, folder / "docs", folder / "work", device="cpu"))
     return folder
+
+
+@pytest.fixture
+def board(measured: Path, tiny: None) -> Path:  # noqa: ARG001
+    return measured
 
 
 def test_an_entry_says_what_was_found_and_what_it_costs(board: Path) -> None:
@@ -135,22 +150,24 @@ def test_costs_have_columns_where_they_were_measured(board: Path) -> None:
     assert re.search(
         r"\| accuracy \| lost \| time \|\n(?s:.*)\| \d+\.\d% \| -?\d+\.\d \| \d+\.\dx \|", leaderboard(entries)
     )
-    assert "Training: 10 rounds of mnist" in leaderboard(entries)
+    assert "Training: 2 rounds of mnist-samples on 2 of 2 clients" in leaderboard(entries)
     without = leaderboard([entry.model_copy(update={"trained": None}) for entry in entries])
     assert "| by | without candidates |\n" in without
     assert "cost in training is not measured yet" in without
 
 
-def test_a_defense_that_does_not_fit_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_defense_that_does_not_fit_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = replace(
         TINY, audit={**TINY.audit, "model": "resnet18", "attacks": ["ig:iterations=1,restarts=1"]}, training=None
     )
+    monkeypatch.setitem(SETTINGS, setting.name, setting)
     list(enter(setting, ["none", "dp"], tmp_path / "docs", tmp_path / "work", device="cpu"))
     page = render_leaderboard(tmp_path / "docs").read_text()
     assert "| `dp` |" not in page
     assert re.search(r"Cannot work on this model:\n\n- `dp`: .*batch norm", page, re.IGNORECASE)
 
 
+@pytest.mark.usefixtures("tiny")
 def test_a_file_of_ones_own_registers_a_defense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DEFENSES, "_factories", dict(DEFENSES._factories))  # what is registered here ends here
     text = (Path(__file__).parents[2] / "docs" / "defenses" / "README.md").read_text()
@@ -162,6 +179,9 @@ def test_a_file_of_ones_own_registers_a_defense(tmp_path: Path, monkeypatch: pyt
     )
     assert told.exit_code == 0, told.output
     list(enter(TINY, ["none", "signs:size=0.01"], tmp_path / "docs", tmp_path / "work", device="cpu", train=False))
+    monkeypatch.undo()  # whoever writes the page anew need not have the file
+    monkeypatch.setitem(SETTINGS, TINY.name, TINY)
+    assert "signs" not in DEFENSES
     assert "`signs:size=0.01`" in render_leaderboard(tmp_path / "docs").read_text()
 
 
@@ -174,6 +194,97 @@ def test_a_damaged_entry_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "results" / "mnist-lenet-b1" / "x.json").write_text(json.dumps(entry | {"case": {}}))
     with pytest.raises(BadFileError, match=r"x\.json is not an entry"):
         read_entries(tmp_path)
+
+
+def strange(folder: Path, changes: dict[str, Any], name: str = "none.json") -> Path:
+    """A leaderboard of one committed entry with something changed; dots are fields within fields."""
+    entry = json.loads((COMMITTED / "results/cifar10-lenet-b1/none.json").read_text())
+    for dotted, value in changes.items():
+        *above, last = dotted.split(".")
+        functools.reduce(dict.__getitem__, above, entry)[last] = value
+    path = folder / "results" / "cifar10-lenet-b1" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(entry))
+    return folder
+
+
+def test_an_entry_measured_elsewhere_is_taken(tmp_path: Path) -> None:
+    others = {"case.device": "cpu", "environment.device": "NVIDIA X", "environment.threads": 3}
+    (entry,) = read_entries(strange(tmp_path, others))
+    assert entry.environment.device == "NVIDIA X"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"worst.interval": [float("nan"), 1.0]}, "worst.interval"),
+        ({"worst.interval": [0.5, 1e300]}, "worst.interval"),
+        ({"worst.identified": float("inf")}, "worst.identified"),
+        ({"worst.attack": "a|b"}, "worst.attack"),
+        ({"trained.round_seconds": 0.0}, "round_seconds"),
+        ({"trained.accuracy": float("nan")}, "trained.accuracy"),
+        ({"grade": "A |\n| x"}, "grade"),
+        ({"environment.device": "<b>"}, "environment.device"),
+        ({"setting": "nowhere"}, "no setting is called 'nowhere'"),
+        ({"setting": "cifar10-lenet-b8"}, "it belongs into results/cifar10-lenet-b8/none.json"),
+        ({"defense": "dp"}, "it belongs into results/cifar10-lenet-b1/dp.json"),
+        ({"defense": "a | b\n<script>alert(1)</script>"}, "markup"),
+        ({"defense": "none`"}, "markup"),
+        ({"defense": "dp:sigma"}, "cannot read 'sigma'"),
+        ({"defense": "noise:sigma=0.10"}, "not how a defense is written"),
+        ({"defense": ""}, "not how a defense is written"),
+        ({"case.images": 1}, "case differs from that of cifar10-lenet-b1 in 'images'"),
+        ({"case.gallery": 10_000}, "case differs from that of cifar10-lenet-b1 in 'gallery'"),
+        ({"case.data": "folder:path=/etc"}, "case differs from that of cifar10-lenet-b1 in 'data'"),
+        ({"case.recipe.lr": 1e-9}, "case differs from that of cifar10-lenet-b1 in 'recipe'"),
+        ({"case.more": float("nan")}, "case differs from that of cifar10-lenet-b1 in 'more'"),
+        ({"a\nb": 1}, "extra inputs"),
+    ],
+    ids=str,
+)
+def test_an_entry_that_is_not_of_its_place_or_no_result_is_one_line(
+    changes: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFileError, match=complaint) as caught:
+        read_entries(strange(tmp_path, changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_entry_under_another_name_is_refused(tmp_path: Path) -> None:
+    """Else one defense could stand in a table twice."""
+    with pytest.raises(BadFileError, match=r"it belongs into results/cifar10-lenet-b1/none\.json"):
+        read_entries(strange(tmp_path, {}, "copy.json"))
+
+
+def test_a_reason_is_shown_as_the_words_it_is(tmp_path: Path) -> None:
+    unfit = "no <script>\n`x` ![picture](http://nowhere)"
+    page = leaderboard(read_entries(strange(tmp_path, {"unfit": unfit})))
+    assert r"- `none`: no \<script> \`x\` !\[picture](http://nowhere)" in page
+
+
+def test_what_could_not_be_entered_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradveil.studies.leaderboard.running.run_case", lambda *_, **__: pytest.fail("measured"))
+    setting, work = SETTINGS["cifar10-lenet-b1"], tmp_path / "work"
+    with pytest.raises(BadFileError, match="case differs from that of cifar10-lenet-b1 in 'images'"):
+        list(enter(setting, ["none"], strange(tmp_path / "docs", {"case.images": 1}), work, device="cpu"))
+
+    def mine(*, mark: str = "") -> Defense:
+        del mark
+        return Defense()
+
+    monkeypatch.setitem(DEFENSES._factories, "mine", mine)
+    with pytest.raises(GradveilError, match="cannot be entered: it holds line breaks or markup"):
+        list(enter(setting, ["mine:mark=<b>"], tmp_path / "other", work, device="cpu"))
+
+
+def test_different_defenses_lie_in_different_files() -> None:
+    specs = ["mine:shift=-1", "mine:shift=1", "mine:shift=1.", "Mine:shift=1", "mine+shift+1"]
+    specs += ["x:a=b+y:c=d", "x:a=b,y=c+d", "x+a:b=y,c=d", "x:a=b,y=c,d=e", "clip:bound=1e-05", "clip:bound=1e+05"]
+    assert len({path_of(Path(), "s", spec) for spec in specs}) == len(specs)
+    names = ["none", "mine:shift=1", "clip:bound=4.0+noise:sigma=0.01", "dcs2:iterations=100,sensitive=first"]
+    assert [path_of(Path(), "s", spec).stem for spec in names] == [
+        "none", "mine-shift-1", "clip-bound-4.0-noise-sigma-0.01", "dcs2-iterations-100-sensitive-first"
+    ]  # fmt: skip
 
 
 def test_the_committed_page_is_that_of_the_committed_entries(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from gradveil.auditing import Case
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.federated import Training
-from gradveil.studies import Study, make_study, read_study, status_of, units_of
+from gradveil.studies import Ledger, Study, make_study, read_study, status_of, units_of
+from gradveil.studies.agenda import agenda_of
 
 BASE = {"data": "mnist-samples", "model": "mlp", "images": 2, "gallery": 10, "attacks": "ig:iterations=8,restarts=2"}
 
@@ -45,6 +46,11 @@ def test_excluded_cases_and_repeated_ones_are_left_out() -> None:
     ]  # fmt: skip
 
 
+def test_a_case_may_meet_several_rules_of_what_is_excluded() -> None:
+    cases = audits(study(grid={"seed": [0, 1], "restarts": [1, 2]}, exclude=[{"seed": 0}, {"seed": 0, "restarts": 2}]))
+    assert [(case.seed, case.restarts) for case in cases] == [(1, 1), (1, 2)]
+
+
 def test_digests_do_not_depend_on_how_a_case_is_written() -> None:
     one = study(grid={"defenses": ["clip: bound=1.0"], "seed": [0]})
     other = make_study("other", {"base": {**BASE, "defenses": ["clip:bound=1"]}})
@@ -67,6 +73,12 @@ def test_trainings_are_a_kind_of_study() -> None:
         ({"grid": {"sede": [1]}}, "sede"),
         ({"grid": {"seed": [0]}, "exclude": [{"seed": 0}]}, "leaves no case"),
         ({"exclude": [{"sede": 0}]}, "not sede"),
+        ({"grid": {"seed": [0, 1]}, "exclude": [{"seed": 0}, {"seed": "1"}]}, "exclude {seed: 1} meets no case"),
+        (
+            {"grid": {"defenses": ["none", "dp"]}, "exclude": [{"defenses": ["dp"]}]},
+            "exclude {defenses: dp} meets no case",
+        ),
+        ({"base": {**BASE, "recipe.lr": 0.01}, "grid": {"recipe": [{"epochs": 2}]}}, "leaves nothing of recipe.lr"),
         ({"grid": {"data.size": [3]}}, "data is 'mnist-samples'"),
         ({"threads": 0}, "threads"),
         ({"workers": 2}, "workers"),
@@ -110,6 +122,30 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text('{"version": 1, "cases": [{}]}')
     with pytest.raises(BadFileError, match="is damaged: run the sweep again"):
         status_of(tmp_path)
+    (tmp_path / "study.json").write_text("[" * 100_000)
+    with pytest.raises(BadFileError, match="holds no sweep"):
+        status_of(tmp_path)
     (tmp_path / "deep.yaml").write_text("[" * 100_000)
     with pytest.raises(GradveilError, match="nested without end"):
         read_study(tmp_path / "deep.yaml")
+
+
+@pytest.mark.parametrize("text", ['{"x": 1}', '{"reason": 1}', "[]", "[" * 100_000])
+def test_a_damaged_record_of_a_failure_or_result_is_none(text: str, tmp_path: Path) -> None:
+    one = study(grid={"seed": [0, 1]})
+    ledger = Ledger(tmp_path)
+    ledger.save_study(one)
+    for name, entry in zip(("failed.json", "result.json"), one.entries, strict=True):
+        ledger.case(entry.digest).mkdir()
+        (ledger.case(entry.digest) / name).write_text(text)
+    now = status_of(tmp_path)
+    assert (now.done, now.failed, now.left) == (0, {}, 2)
+    assert len(agenda_of(one, ledger).waiting) == 2, "they are run again"
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-1", "1" + "0" * 400, '"1"'])
+def test_seconds_that_are_none_are_not_counted(seconds: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.case("a").mkdir()
+    (ledger.case("a") / "ran.json").write_text(f'{{"seconds": {seconds}}}')
+    assert ledger.seconds("a") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -202,6 +203,24 @@ def test_two_sweeps_do_not_run_in_one_folder(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(GradveilError, match=rf"already \(process {os.getpid()} on "):
             run_study(make_study("study", STUDY), tmp_path)
     assert claim.holder(tmp_path) is None
+
+
+def test_who_looks_for_a_sweep_is_not_taken_for_one_by_others_who_look(tmp_path: Path) -> None:
+    with claim.claimed(tmp_path) as held:
+        held.say(running=["a"])
+    looks = []
+
+    def looked(file: int, how: int = fcntl.LOCK_EX, locked: Any = claim._locked) -> bool:
+        free: bool = locked(file, how)
+        if not looks:  # another looks while this one holds what it looked with
+            looks.append(free)
+            looks.append(claim.holder(tmp_path))
+        return free
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(claim, "_locked", looked)
+        assert claim.holder(tmp_path) is None
+    assert looks == [True, None]
 
 
 def test_status_shows_the_sweeps_of_a_folder(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

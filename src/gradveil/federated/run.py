@@ -112,7 +112,7 @@ def read_training(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadFileError(f"{folder} holds no training: there is no {RESULT} in it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadFileError(f"{path} is damaged: {error}") from None
     rows = found.get("rows") if isinstance(found, dict) and found.get("version") == VERSION else None
     if not isinstance(rows, list) or not isinstance(found.get("case"), dict):

@@ -57,8 +57,15 @@ def _of_result(table: Table, column: Column, result: dict[str, Any]) -> float | 
     if column.over == "spread of images":
         return stdev(known) if len(known) > 1 else None
     if column.over == "best":
-        return fmean(max(known[start : start + size]) for start in range(0, len(known), size))
+        return fmean(_best_of_each(values, 1 if table.first_of_batch else size))
     return fmean(known)
+
+
+def _best_of_each(values: list[float | None], size: int) -> list[float]:
+    """The largest value of each batch; one without any has none."""
+    batches = [values[start : start + size] for start in range(0, len(values), size)]
+    known = [[value for value in batch if value is not None] for batch in batches]
+    return [max(batch) for batch in known if batch]
 
 
 def _of_training(column: Column, result: dict[str, Any]) -> float | None:

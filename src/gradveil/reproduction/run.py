@@ -50,11 +50,12 @@ def _in_turn(study: Study, out: Path, tell: Tell) -> None:
 
 
 def run_measurements(plan: Plan, out: Path) -> None:
-    """What functions measure, one file each."""
+    """What functions measure, one file each; what failed before is tried again, as cases are."""
     for table, lines in plan.pairs():
         for fields in (one for planned in lines if table.measure is not None for one in planned.fields):
             path = measured_file(out, table.title, fields)
-            if table.measure is not None and not path.exists():
+            before = _measured(path)
+            if table.measure is not None and (before is None or "failed" in before["figures"]):
                 figures = _attempted(table.measure, fields)
                 write_json(path, {"fields": fields, "figures": figures, "environment": environment(fields["device"])})
 
@@ -64,6 +65,16 @@ def _attempted(measure: Measure, fields: dict[str, Any]) -> dict[str, Any]:
         return dict(measure(fields))
     except GradveilError as error:
         return {"failed": str(error)}
+
+
+def _measured(path: Path) -> dict[str, Any] | None:
+    """What a file of a measurement holds; None where there is none, or it is damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    whole = isinstance(found, dict) and isinstance(found.get("figures"), dict) and "environment" in found
+    return found if whole else None
 
 
 def measured_file(out: Path, title: str, fields: dict[str, Any]) -> Path:
@@ -77,10 +88,10 @@ def outcome(planned: Planned, table_title: str, out: Path) -> tuple[list[dict[st
         return [], planned.why
     if planned.entries:
         return _results(planned, Ledger(out))
-    files = [measured_file(out, table_title, fields) for fields in planned.fields]
-    if not all(path.exists() for path in files):
+    files = [_measured(measured_file(out, table_title, fields)) for fields in planned.fields]
+    read = [one for one in files if one is not None]
+    if len(read) < len(files):
         return [], "not run yet"
-    read = [json.loads(path.read_text()) for path in files]
     failed = next((one["figures"]["failed"] for one in read if "failed" in one["figures"]), "")
     found = [{**one["figures"], "environment": one["environment"]} for one in read]
     return ([], f"failed: {failed}") if failed else (found, "")

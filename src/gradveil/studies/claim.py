@@ -60,7 +60,7 @@ def holder(folder: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     try:
-        return None if _locked(file) else _said(folder)
+        return None if _locked(file, fcntl.LOCK_SH) else _said(folder)  # shared: others may be looking too
     finally:
         os.close(file)
 
@@ -69,9 +69,9 @@ def _path(folder: Path) -> Path:
     return folder / ".lock"
 
 
-def _locked(file: int) -> bool:
+def _locked(file: int, how: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -80,6 +80,6 @@ def _locked(file: int) -> bool:
 def _said(folder: Path) -> dict[str, Any]:
     try:
         said = json.loads(_path(folder).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}

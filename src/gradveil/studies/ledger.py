@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,14 @@ class Ledger:
         return found if found is not None and found.get("digest") == digest else None
 
     def failure(self, digest: str) -> dict[str, Any] | None:
-        return _read(self.case(digest) / FAILURE)
+        """The record of a case that failed, with its ``reason``. A file that is damaged is none: it is run again."""
+        found = _read(self.case(digest) / FAILURE)
+        return found if found is not None and isinstance(found.get("reason"), str) else None
 
     def seconds(self, digest: str) -> float | None:
         """What a case took, where that is known."""
         took = (_read(self.case(digest) / RAN) or {}).get("seconds")
-        return float(took) if isinstance(took, int | float) else None
+        return float(took) if isinstance(took, int | float) and 0 <= took < sys.float_info.max else None
 
     def draft(self, digest: str) -> Path:
         """An empty folder in which that of a case can be prepared."""
@@ -107,6 +110,6 @@ class Ledger:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last: JSON nested without end
         return None
     return found if isinstance(found, dict) else None

@@ -113,19 +113,32 @@ def _combinations(file: _File, name: str) -> Iterator[dict[str, Any]]:
     unknown = next((field for rule in file.exclude for field in rule if field not in known), None)
     if unknown is not None or {} in file.exclude:
         raise GradveilError(f"study {name}: exclude names fields of base or grid, not {unknown or 'nothing'}")
+    used: set[int] = set()
     for grid in grids:
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values, strict=True))
             whole = file.base | chosen
-            if not any(all(whole.get(field) == value for field, value in rule.items()) for rule in file.exclude):
+            met = {at for at, rule in enumerate(file.exclude) if _meets(rule, whole)}
+            used |= met
+            if not met:
                 yield chosen
+    idle = next((rule for at, rule in enumerate(file.exclude) if at not in used), None)
+    if idle is not None:
+        shown = ", ".join(f"{field}: {_shown(value)}" for field, value in idle.items())
+        raise GradveilError(f"study {name}: exclude {{{shown}}} meets no case: write its values as base or grid does")
+
+
+def _meets(rule: dict[str, Any], case: dict[str, Any]) -> bool:
+    return all(case.get(field) == value for field, value in rule.items())
 
 
 def _entry(file: _File, chosen: dict[str, Any], name: str) -> Entry:
     title = " ".join(f"{field}={_shown(value)}" for field, value in chosen.items()) or name
     fields: dict[str, Any] = {}
-    for dotted, value in (file.base | chosen).items():
+    given = file.base | chosen
+    for dotted, value in given.items():
         _put(fields, dotted.split("."), value, f"study {name}: {dotted}")
+    _check_nothing_lost(list(given), name)
     fields |= {field: [fields[field]] for field in _LISTS & fields.keys() if isinstance(fields[field], str)}
     try:
         return Entry(file.kind, _case(file.kind, fields), title)
@@ -148,6 +161,14 @@ def _put(fields: dict[str, Any], path: list[str], value: Any, what: str) -> None
             raise GradveilError(f"{what} is a field within {part}, but {part} is {inner!r}")
         fields[part] = fields = dict(inner)
     fields[last] = value
+
+
+def _check_nothing_lost(given: list[str], name: str) -> None:
+    """A field that is set as a whole after a field within it would take that back without a word."""
+    for at, whole in enumerate(given):
+        lost = next((before for before in given[:at] if before.startswith(f"{whole}.")), None)
+        if lost is not None:
+            raise GradveilError(f"study {name}: {whole} as a whole leaves nothing of {lost}: write that into {whole}")
 
 
 def _shown(value: Any) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from logging import INFO, WARNING
 
+import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -20,9 +21,17 @@ from flwr.supercore.run import Run
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
 from gradveil.defenses import Log
-from gradveil.federated.flower.records import EXAMPLES, is_train, round_number, tensors_of
+from gradveil.federated.flower.records import (
+    ARRAYS,
+    EXAMPLES,
+    METRICS,
+    arrays_of,
+    is_train,
+    repacked,
+    round_number,
+    tensors_of,
+)
 from gradveil.federated.rounds import Round
-from gradveil.federated.server import complaint
 
 
 class CheckedGrid(Grid):
@@ -34,6 +43,7 @@ class CheckedGrid(Grid):
     def __init__(self, grid: Grid, *, fewest: int = 1, patience: float = math.inf) -> None:
         self._grid, self.fewest, self._patience = grid, fewest, patience
         self._lonely_since: float | None = None
+        self._types: dict[str, torch.dtype] = {}
         self.last: Round | None = None
 
     def wait_for(self, nodes: int) -> None:
@@ -60,16 +70,21 @@ class CheckedGrid(Grid):
         messages = list(messages)
         if not messages or not is_train(messages[0]):
             return self._grid.send_and_receive(messages, timeout=timeout)
-        number, like, started = round_number(messages[0]), tensors_of(messages[0].content), time.perf_counter()
-        broadcast = _bytes(messages[0].content)
+        number, like, started = round_number(messages[0]), self._like(messages[0]), time.perf_counter()
+        bytes_down = _bytes(messages[0].content) * len(messages)
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
-        usable, dropped, asked = [], {}, {m.metadata.message_id: m.metadata.dst_node_id for m in messages}
+        usable, dropped, bytes_up = [], {}, 0
+        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         for reply in replies:
             node = asked.pop(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            if (reason := unusable(reply, like)) is None:
-                usable.append(reply)
-            else:
-                dropped[node] = reason
+            try:
+                content = usable_content(reply, like)
+            except GradveilError as error:
+                dropped[node] = str(error)
+                continue
+            bytes_up += _bytes(reply.content)  # as it came, before its types are changed
+            reply.content = content
+            usable.append(reply)
         dropped |= dict.fromkeys(asked.values(), "it did not come in time")
         for node, reason in dropped.items():
             log(WARNING, "round %d: the reply of node %d was dropped: %s", number, node, reason)
@@ -82,11 +97,16 @@ class CheckedGrid(Grid):
             dropped=dropped,
             log=Log(),
             seconds=time.perf_counter() - started,
-            bytes_down=broadcast * len(messages),
-            bytes_up=sum(_bytes(reply.content) for reply in usable),
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
             side_by_side=False,
         )
         return _alike(usable)
+
+    def _like(self, message: Message) -> Params:
+        """What a reply has to be like: the broadcast, in the types of the first one, for some strategies widen them."""
+        sent = tensors_of(message.content)
+        return {name: tensor.to(self._types.setdefault(name, tensor.dtype)) for name, tensor in sent.items()}
 
     def set_run(self, run: Run) -> None:
         self._grid.set_run(run)
@@ -110,30 +130,29 @@ class CheckedGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
 
-def unusable(reply: Message, like: Params) -> str | None:
-    """Why a reply cannot be averaged with others, or None."""
+def usable_content(reply: Message, like: Params) -> RecordDict:
+    """What a reply carries, in the names and types that all share, or an error that says why it cannot be averaged."""
     if reply.has_error():
-        return " ".join(str(reply.error.reason).split())[:300]
+        raise GradveilError(" ".join(str(reply.error.reason).split())[:300])
+    if not reply.has_content():
+        raise GradveilError("it carries nothing")
     metrics = list(reply.content.metric_records.values())
     if len(metrics) != 1:
-        return f"it carries {len(metrics)} MetricRecords instead of one"
+        raise GradveilError(f"it carries {len(metrics)} MetricRecords instead of one")
     examples = metrics[0].get(EXAMPLES)
     if not isinstance(examples, int | float) or not 0 < examples < math.inf:
-        return f"it names no {EXAMPLES} above 0"
-    try:
-        return complaint(tensors_of(reply.content), like)
-    except GradveilError as error:
-        return str(error)
+        raise GradveilError(f"it names no {EXAMPLES} above 0")
+    arrays = repacked(arrays_of(reply.content), like)
+    return RecordDict({**reply.content.config_records, ARRAYS: arrays, METRICS: metrics[0]})
 
 
 def _alike(replies: list[Message]) -> list[Message]:
-    """The replies with the metrics that all of them have: for any other, strategies refuse to average anything."""
-    records = [next(iter(reply.content.metric_records.items())) for reply in replies]
-    common = set.intersection(*(set(record) for _, record in records))
-    for reply, (name, record) in zip(replies, records, strict=True):
-        reply.content[name] = MetricRecord(
-            {key: value for key, value in record.items() if key in common and isinstance(value, int | float)}
-        )
+    """The replies with the metrics that are a number in all: for any other, strategies refuse to average anything."""
+    records = [reply.content.metric_records[METRICS] for reply in replies]
+    numbers = [{key for key, value in record.items() if isinstance(value, int | float)} for record in records]
+    common = set.intersection(*numbers)
+    for reply, record in zip(replies, records, strict=True):
+        reply.content[METRICS] = MetricRecord({key: value for key, value in record.items() if key in common})
     return replies
 
 

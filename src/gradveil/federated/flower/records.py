@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.trees import all_finite
 from gradveil.core.types import Params
 from gradveil.federated.server import State, complaint
 
@@ -22,33 +23,63 @@ def packed(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 def tensors_of(content: RecordDict) -> Params:
     """The tensors of the one ArrayRecord that a message carries."""
+    return unpacked(arrays_of(content))
+
+
+def arrays_of(content: RecordDict) -> ArrayRecord:
+    """That record, under whatever name."""
     records = list(content.array_records.values())
     if len(records) != 1:
         raise GradveilError(f"a message carries one ArrayRecord, and this one has {len(records)}")
-    return unpacked(records[0])
+    return records[0]
 
 
 def unpacked(record: ArrayRecord) -> Params:
-    """Tensors of their own: Flower keeps arrays serialised. What cannot be read is said in one line."""
+    """Tensors of their own: Flower keeps arrays serialised. What cannot be read is said in one line.
+
+    Flower has numpy read them, without pickles. What that raises for the bytes of strangers depends on where in them it
+    stumbles, from ``BadZipFile`` to ``TokenError``: whatever it is, it is about these bytes.
+    """
     try:
         return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
-    except (TypeError, ValueError, EOFError, MemoryError) as error:
+    except Exception as error:
         raise GradveilError(f"its arrays cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def fitted(found: Params, like: Params) -> Params:
+    """The tensors as they fit others, in their order and types, or an error that says why they do not."""
+    if any(tensor.is_complex() for tensor in found.values()):
+        raise GradveilError("it holds complex numbers")
+    if (reason := complaint(found, like)) is not None:
+        raise GradveilError(reason)
+    cast = {name: _as_type(found[name], tensor) for name, tensor in like.items()}
+    if not all_finite(cast):
+        raise GradveilError("it holds numbers too large for the model")
+    return cast
+
+
+def repacked(record: ArrayRecord, like: Params) -> ArrayRecord:
+    """A record in the types of others: arrays are added up as they come, and one of another type can end that."""
+    found = unpacked(record)
+    cast = fitted(found, like)
+    changed = {name for name in cast if cast[name].dtype != found[name].dtype}
+    return ArrayRecord({name: Array(cast[name].numpy()) if name in changed else record[name] for name in cast})
 
 
 def state_of(content: RecordDict | ArrayRecord, like: State) -> State:
     """What a server sent, as it fits the model agreed on."""
     found = unpacked(content) if isinstance(content, ArrayRecord) else tensors_of(content)
-    expected = like.params | like.buffers
-    if (reason := complaint(found, expected)) is not None:
-        raise GradveilError(f"the broadcast cannot be used: {reason}")
-    fitting = {name: _as_type(found[name], tensor) for name, tensor in expected.items()}
+    try:
+        fitting = fitted(found, like.params | like.buffers)
+    except GradveilError as error:
+        raise GradveilError(f"the broadcast cannot be used: {error}") from None
     return State({name: fitting[name] for name in like.params}, {name: fitting[name] for name in like.buffers})
 
 
 def _as_type(tensor: Tensor, like: Tensor) -> Tensor:
     """Counters come back from an average as floats."""
-    return (tensor if like.is_floating_point() else tensor.round()).to(like)
+    rounds = tensor.is_floating_point() and not like.is_floating_point()
+    return (tensor.round() if rounds else tensor).to(like)
 
 
 def reply_to(message: Message, tensors: Mapping[str, Tensor], *, examples: int, client: int) -> Message:

@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from gradveil.auditing import Case
+from gradveil.auditing.fields import first_complaint
 from gradveil.core.atomic import write_atomically
-from gradveil.core.errors import BadFileError
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.registry import split_spec
+from gradveil.defenses import DEFENSES
+from gradveil.studies.leaderboard.settings import SETTINGS
+
+_MARKUP = frozenset("`|<>&")
+_OF_A_RUN = ("defenses", "attacks", "training")
+"""Fields of an audit's case that are no part of a setting; entries do not keep them with the case."""
+
+
+def _plain(text: str) -> str:
+    """Text that stands in the page as it is: entries come from strangers."""
+    if not text.isprintable() or _MARKUP & set(text):
+        raise ValueError("it holds line breaks or markup")
+    return text
+
+
+def _spec(spec: str) -> str:
+    """The spec of a defense as entries name it. One that is not registered here may be somebody's own."""
+    try:
+        names = {split_spec(link)[0] for link in DEFENSES.links(_plain(spec))}
+        known = all(name in DEFENSES for name in names)
+        if not all(names) or (known and DEFENSES.canonical(spec) != spec):
+            raise ValueError(f"{spec!r} is not how a defense is written")
+    except GradveilError as error:
+        raise ValueError(str(error)) from None
+    return spec
+
+
+def checked_spec(spec: str) -> str:
+    """The same before anything is measured."""
+    try:
+        return _spec(spec)
+    except ValueError as error:
+        raise GradveilError(f"the defense {spec!r} cannot be entered: {error}") from None
+
+
+Plain = Annotated[str, AfterValidator(_plain)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Kept(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Worst(_Kept):
     """The worst that was found, over some attacks."""
 
-    attack: str
-    identified: float = Field(ge=0, le=1)
-    interval: tuple[float, float]
-    images: int
+    attack: Plain
+    identified: Share
+    interval: tuple[Share, Share]
+    images: int = Field(ge=1)
 
 
 class Trained(_Kept):
     """What the training of the setting reached with this defense."""
 
-    accuracy: float = Field(ge=0, le=1)
-    rounds: int
-    round_seconds: float = Field(ge=0)
+    accuracy: Share
+    rounds: int = Field(ge=1)
+    round_seconds: float = Field(gt=0)
     device: str
 
 
@@ -54,8 +96,8 @@ class Machine(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    device: str
-    torch: str
+    device: Plain
+    torch: Plain
 
 
 class Entry(_Kept):
@@ -63,8 +105,8 @@ class Entry(_Kept):
 
     version: int = 1
     setting: str
-    defense: str
-    grade: str | None = None
+    defense: Annotated[str, AfterValidator(_spec)]
+    grade: Plain | None = None
     worst: Worst | None = None
     rebuilt: Worst | None = None
     """The worst of the attacks that hold no candidates."""
@@ -78,8 +120,34 @@ class Entry(_Kept):
 
 
 def path_of(folder: Path, setting: str, defense: str) -> Path:
-    """Where an entry lies: the name of the defense with a dash for all that file systems may not like."""
-    return folder / "results" / setting / f"{re.sub(r'[^a-z0-9.]+', '-', defense.lower()).strip('-')}.json"
+    """Where an entry lies: the name of the defense with a dash for all that file systems may not like.
+
+    Where that is the name of another defense too, as for ``shift=-1`` and ``shift=1``, a digest tells them apart.
+    """
+    slug = re.sub(r"[^a-z0-9.]+", "-", defense.lower()).strip("-")
+    if _defense_of(slug) != defense:
+        slug = f"{slug}-{hashlib.sha256(defense.encode()).hexdigest()[:8]}"
+    return folder / "results" / setting / f"{slug}.json"
+
+
+def _defense_of(slug: str) -> str:
+    """The one defense that has a slug to itself: a single one, or a chain of two with as many options each.
+
+    A name and its options are an odd number of words, so that an even number can only be such a chain.
+    """
+    words = slug.split("-")
+    half = len(words) // 2
+    return "+".join(map(_link_of, [words] if len(words) % 2 else [words[:half], words[half:]]))
+
+
+def _link_of(words: list[str]) -> str:
+    options = ",".join(map("=".join, zip(words[1::2], words[2::2], strict=False)))
+    return f"{words[0]}:{options}" if options else words[0]
+
+
+def kept_of(case: dict[str, Any]) -> dict[str, Any]:
+    """What an entry keeps of the case of its audit."""
+    return {name: value for name, value in case.items() if name not in _OF_A_RUN}
 
 
 def save_entry(folder: Path, entry: Entry) -> Path:
@@ -95,11 +163,33 @@ def read_entry(path: Path) -> Entry | None:
         return None
     try:
         entry = Entry.model_validate_json(path.read_text())
-    except (OSError, ValueError, ValidationError) as error:
-        raise BadFileError(f"{path} is not an entry of a leaderboard: {str(error).splitlines()[0]}") from None
+    except ValidationError as error:
+        complaint = " ".join(first_complaint(error, "file").split())[:300]  # it may name fields of a stranger's
+        raise BadFileError(f"{path} is not an entry of a leaderboard: {complaint}") from None
+    except (OSError, ValueError) as error:
+        raise BadFileError(f"{path} is not an entry of a leaderboard: {error}") from None
     if entry.version != 1:
         raise BadFileError(f"{path} was written by another version of Gradveil: run its defense again")
+    if (reason := _misplaced(entry, path)) is not None:
+        raise BadFileError(f"{path} is not an entry of this leaderboard: {reason}")
     return entry
+
+
+def _misplaced(entry: Entry, path: Path) -> str | None:
+    """Why an entry does not belong where it lies: it stands there for a defense in a setting, whatever it says."""
+    if entry.setting not in SETTINGS:
+        return f"no setting is called {entry.setting[:100]!r}"
+    place = path_of(Path(), entry.setting, entry.defense)
+    if path.parts[-2:] != place.parts[-2:]:
+        return f"by its setting and defense it belongs into {str(place)[:200]}"
+    asked = kept_of(SETTINGS[entry.setting].case(["none"], "cpu").as_json()) | {"device": None}
+    said = kept_of(Case().as_json()) | entry.case.model_dump() | {"device": None}  # fields newer than it: the defaults
+    differing = next((name for name in sorted(asked.keys() | said.keys()) if asked.get(name) != said.get(name)), None)
+    if differing is not None:
+        return (
+            f"its case differs from that of {entry.setting} in {differing[:100]!r}: remove it and run its defense again"
+        )
+    return None
 
 
 def read_entries(folder: Path) -> list[Entry]:

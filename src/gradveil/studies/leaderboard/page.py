@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -137,5 +138,10 @@ def _training_words(setting: Setting, *, measured: bool) -> str:
 
 
 def _unfit_words(entries: Sequence[Entry]) -> str:
-    reasons = [f"- `{one.defense}`: {' '.join(one.unfit.split())}\n" for one in entries if one.unfit is not None]
+    reasons = [f"- `{one.defense}`: {_words(one.unfit)}\n" for one in entries if one.unfit is not None]
     return f"\nCannot work on this model:\n\n{''.join(reasons)}" if reasons else ""
+
+
+def _words(text: str) -> str:
+    """Text of an entry as one line that Markdown shows as it is: entries come from strangers."""
+    return re.sub(r"([\\`<\[|])", r"\\\1", " ".join(text.split()))

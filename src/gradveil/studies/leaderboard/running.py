@@ -14,7 +14,16 @@ from gradveil.auditing.verdict import without_candidates, worst_of
 from gradveil.core.progress import SILENT, Progress
 from gradveil.defenses import DEFENSES
 from gradveil.federated import run_training
-from gradveil.studies.leaderboard.entries import Entry, Trained, Worst, path_of, read_entry, save_entry
+from gradveil.studies.leaderboard.entries import (
+    Entry,
+    Trained,
+    Worst,
+    checked_spec,
+    kept_of,
+    path_of,
+    read_entry,
+    save_entry,
+)
 from gradveil.studies.leaderboard.settings import Setting
 
 
@@ -29,11 +38,12 @@ def enter(
     progress: Progress = SILENT,
 ) -> Iterator[Path]:
     """Measure these defenses and write their entries below ``folder``; all that is large stays below ``work``."""
-    specs = [DEFENSES.canonical(spec) for spec in defenses]
+    specs = [checked_spec(DEFENSES.canonical(spec)) for spec in defenses]
+    before = {spec: read_entry(path_of(folder, setting.name, spec)) for spec in specs}  # first: an audit takes long
     audit = _audited(setting.case(specs, device), work / setting.name / "audit", progress)
     for spec in specs:
-        before = read_entry(path_of(folder, setting.name, spec))
-        kept = None if before is None else before.trained
+        entered = before[spec]
+        kept = None if entered is None else entered.trained
         fits = train and spec not in audit["left_out"]
         trained = _trained(setting, spec, work, device, progress) if fits else None
         yield save_entry(folder, _entry(setting, spec, audit, trained or kept))
@@ -54,14 +64,14 @@ def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Pro
     return Trained(
         accuracy=done["rows"][-1]["accuracy"],
         rounds=len(done["rows"]),
-        round_seconds=round(median(row["seconds"] for row in done["rows"]), 3),
+        round_seconds=max(0.001, round(median(row["seconds"] for row in done["rows"]), 3)),  # others are divided by it
         device=done["environment"]["device"],
     )
 
 
 def _entry(setting: Setting, spec: str, audit: dict[str, Any], trained: Trained | None) -> Entry:
-    case = {name: value for name, value in audit["case"].items() if name not in ("defenses", "attacks", "training")}
-    about = {"setting": setting.name, "defense": spec, "case": case, "environment": audit["environment"]}
+    case, environment = kept_of(audit["case"]), audit["environment"]
+    about: dict[str, Any] = {"setting": setting.name, "defense": spec, "case": case, "environment": environment}
     if spec in audit["left_out"]:
         return Entry(**about, unfit=audit["left_out"][spec])
     rows = [row for row in audit["rows"] if row["defense"] == spec and row["attack"] != PRIOR_ONLY]
