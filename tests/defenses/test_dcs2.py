@@ -377,7 +377,7 @@ def test_a_chain_builds_and_runs() -> None:
         ("dcs2plus:lr=0", "dcs2plus: lr is above 0"),
         ("dcs2:mix=1.5", "mix is from 0 to 1"),
         ("dcs2:alpha=-1", "alpha is at least 0"),
-        ("dcs2:beta=nan", "beta is at least 0"),
+        ("dcs2:beta=nan", "dcs2: beta=nan is not a finite number"),
         ("dcs2:k=0", "k is at least 1"),
         ("dcs2:sensitive=some", "sensitive is all, first or label"),
         ("dcs2:sensitive=label", "go together"),

@@ -82,18 +82,27 @@ def test_a_reply_logs_epsilon_for_the_steps_that_saw_an_example() -> None:
         assert log.values("epsilon") == (expected,)
 
 
-def test_a_described_training_is_what_epsilon_is_about() -> None:
+def test_a_described_training_is_told_apart_from_the_reply() -> None:
     pytest.importorskip("opacus")
     defense = DEFENSES.build("dp:sample_rate=0.01,steps=1000,accountant=prv")
     client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=defense)
     log = client.reply(client.model.params, SAMPLES.batch(range(2)), generator(0)).log
-    assert log.means()["epsilon"] == pytest.approx(1.526, abs=1e-3)
+    assert log.means()["epsilon_described"] == pytest.approx(1.526, abs=1e-3)
+    assert log.means()["epsilon"] == guarantee(sigma=1.1, sample_rate=1.0, steps=1, accountant="prv").epsilon
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(0.1, 1000), (0.001, 1)])
+def test_where_prv_cannot_count_rdp_stands_in_for_it(sigma: float, steps: int) -> None:
+    pytest.importorskip("opacus")
+    found = guarantee(sigma=sigma, sample_rate=0.01, steps=steps, accountant="prv")
+    assert found == guarantee(sigma=sigma, sample_rate=0.01, steps=steps)
+    assert found.accountant == "rdp"
 
 
 def test_a_reply_that_contradicts_the_described_training_is_refused() -> None:
     defense, recipe = DEFENSES.build("dp:sample_rate=0.1,steps=2"), Recipe(sends="delta", epochs=3)
     client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=defense)
-    with pytest.raises(GradveilError, match="3 steps of one reply, more than the 2"):
+    with pytest.raises(GradveilError, match="3 steps, more than the 2"):
         client.reply(client.model.params, SAMPLES.batch(range(2)), generator(0))
 
 

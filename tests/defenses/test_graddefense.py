@@ -12,7 +12,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.types import Batch, Recipe
 from gradveil.defenses import DEFENSES, Step, graddefense
-from gradveil.defenses.graddefense import Estimate, equal_slices, sensitivities
+from gradveil.defenses.graddefense import Estimate, GradDefense, equal_slices, sensitivities
 from gradveil.defenses.public import public_images
 from steps import SAMPLES, step_of, step_on
 
@@ -187,3 +187,9 @@ def test_impossible_options_are_refused(spec: str, message: str) -> None:
     _, step = step_on("lenet", examples=1)
     with pytest.raises(GradveilError, match=message):
         DEFENSES.build(spec).prepared(step)
+
+
+@pytest.mark.parametrize("sigma", [float("nan"), float("inf")])
+def test_a_sigma_that_is_not_finite_is_refused(sigma: float) -> None:
+    with pytest.raises(GradveilError, match=f"sigma is at least 0, not {sigma}"):
+        GradDefense(sigma=sigma)

@@ -7,6 +7,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.types import Params
 from gradveil.defenses import DEFENSES
+from gradveil.defenses.noise import Noise
 from steps import step_on
 
 
@@ -37,3 +38,9 @@ def test_none_changes_nothing() -> None:
 def test_a_negative_sigma_is_refused() -> None:
     with pytest.raises(GradveilError, match="at least 0"):
         DEFENSES.build("noise:sigma=-1")
+
+
+@pytest.mark.parametrize("sigma", [float("nan"), float("inf")])
+def test_a_sigma_that_is_not_finite_is_refused(sigma: float) -> None:
+    with pytest.raises(GradveilError, match=f"sigma is at least 0, not {sigma}"):
+        Noise(sigma=sigma)

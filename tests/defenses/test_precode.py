@@ -219,8 +219,8 @@ def test_a_client_whose_model_was_not_reshaped_is_refused() -> None:
         ("precode:size=0", "size is a whole number from 1 to 65536, not 0"),
         ("precode:size=99999", "size is a whole number"),
         ("precode:kl_weight=-1", "kl_weight is at least 0, not -1"),
-        ("precode:kl_weight=nan", "kl_weight is at least 0, not nan"),
-        ("precode:kl_weight=inf", "kl_weight is at least 0, not inf"),
+        ("precode:kl_weight=nan", "kl_weight=nan is not a finite number"),
+        ("precode:kl_weight=inf", "kl_weight=inf is not a finite number"),
     ],
 )
 def test_impossible_options_are_refused(spec: str, message: str) -> None:

@@ -95,6 +95,14 @@ def test_what_no_defense_hides_is_said_once(tmp_path: Path) -> None:
         assert len([line for line in said if "running statistics" in line]) == lines
 
 
+def test_more_rounds_than_dp_was_told_of_are_refused(tmp_path: Path) -> None:
+    fields = {"data": "mnist-samples", "clients": 4, "per_round": 2, "rounds": 6, "epochs": 2, "batch_size": 8}
+    case = make_training({**fields, "model": "mlp:hidden=8", "defense": "dp:sample_rate=1,steps=3"})
+    with pytest.raises(GradveilError, match=r"takes part in \d+ steps, more than the 3 of the whole training"):
+        run_training(case, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run_training(Training(**SMALL | {"rounds": 1}), tmp_path / "a")
     run_training(Training(**SMALL | {"rounds": 1, "model": "mlp:hidden=9,depth=1"}), tmp_path / "b")

@@ -20,11 +20,13 @@ from gradveil.defenses.clip import clipped_mean
 from gradveil.defenses.registry import DEFENSES
 
 Accountant = Literal["rdp", "prv"]
+_COUNTED_FINELY = 100.0
+"""Up to which epsilon the prv accountant is asked: above, it takes gigabytes, and nobody is promised anything."""
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) differential privacy towards adding or removing one example, and which accountant found it."""
+    """(epsilon, delta) differential privacy towards one example that takes part or not, and whose count that is."""
 
     epsilon: float
     delta: float
@@ -47,9 +49,9 @@ class DP(Defense):
         steps: int | None = None,
         accountant: Accountant = "rdp",
     ) -> None:
-        if sigma < 0:
+        if not 0 <= sigma < math.inf:
             raise GradveilError(f"defense dp: sigma is at least 0, not {sigma}")
-        if not bound > 0:
+        if not 0 < bound < math.inf:
             raise GradveilError(f"defense dp: bound is above 0, not {bound}")
         if (sample_rate is None) != (steps is None):
             raise GradveilError("defense dp: sample_rate and steps describe one training and go together: give both")
@@ -84,13 +86,25 @@ class DP(Defense):
         return add(mean, gaussian_like(mean, step.rng), self.sigma * self.bound / len(step.batch))
 
     def guarantee(self, visits: int = 1) -> Guarantee:
-        """That of the whole training where it is described, else of one reply that visits each example so often."""
-        if self.steps is not None and visits > self.steps:
+        """That of one reply that visits each example so often; nothing is gained from draws that others know."""
+        self.check_steps(visits)
+        return self._counted(1.0, visits)
+
+    def described(self) -> Guarantee | None:
+        """That of the whole training that ``sample_rate`` and ``steps`` describe, if it draws as they say."""
+        if self.sample_rate is None or self.steps is None:
+            return None
+        return self._counted(self.sample_rate, self.steps)
+
+    def check_steps(self, steps: int) -> None:
+        """Refuse what takes an example through more steps than were described."""
+        if self.steps is not None and steps > self.steps:
             raise GradveilError(
-                f"defense dp: an example took part in {visits} steps of one reply, more than the {self.steps} of the "
-                "whole training that sample_rate and steps describe"
+                f"defense dp: an example takes part in {steps} steps, more than the {self.steps} of the whole training "
+                "that sample_rate and steps describe"
             )
-        rate, steps = (1.0, visits) if self.sample_rate is None else (self.sample_rate, self.steps or 1)
+
+    def _counted(self, rate: float, steps: int) -> Guarantee:
         return guarantee(sigma=self.sigma, sample_rate=rate, steps=steps, delta=self.delta, accountant=self.accountant)
 
 
@@ -108,11 +122,15 @@ class _Run(Defense):
 
     def on_update(self, update: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
         try:
-            found = self.defense.guarantee(max(1, int(self.visits.max())))
-        except NotAvailableError:  # the defense works without an accountant; only the number is missing
+            found = {
+                "epsilon": self.defense.guarantee(max(1, int(self.visits.max()))),
+                "epsilon_described": self.defense.described(),
+            }
+        except NotAvailableError:  # the defense works without an accountant; only the numbers are missing
             return update
-        if math.isfinite(found.epsilon):
-            log.add("epsilon", found.epsilon)
+        for name, one in found.items():
+            if one is not None and math.isfinite(one.epsilon):
+                log.add(name, one.epsilon)
         return update
 
 
@@ -120,11 +138,24 @@ class _Run(Defense):
 def guarantee(
     *, sigma: float, sample_rate: float, steps: int, delta: float = 1e-5, accountant: Accountant = "rdp"
 ) -> Guarantee:
-    """What ``steps`` steps cost, each on examples drawn independently with probability ``sample_rate``."""
+    """What ``steps`` steps cost, each on examples drawn independently with probability ``sample_rate``.
+
+    Where the prv accountant cannot count, the bound by rdp, which is above it, stands in for it and is named.
+    """
     _check_training(sample_rate, steps)
     _check_delta(delta)
     if sigma == 0:
         return Guarantee(math.inf, delta, accountant)
+    if accountant == "rdp":
+        return _accounted(sigma, sample_rate, steps, delta, "rdp")
+    above = _accounted(sigma, sample_rate, steps, delta, "rdp")
+    try:
+        return above if above.epsilon > _COUNTED_FINELY else _accounted(sigma, sample_rate, steps, delta, "prv")
+    except (RuntimeError, MemoryError):
+        return above
+
+
+def _accounted(sigma: float, sample_rate: float, steps: int, delta: float, accountant: Accountant) -> Guarantee:
     with warnings.catch_warnings():
         # Opacus warns of orders at the end of its list (ours is longer) and of log(0) at sample rate 1 (it is handled).
         warnings.simplefilter("ignore")

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import moved
 from gradveil.core.types import Params
 from gradveil.data import DATASETS, ImageSet, load
+from gradveil.defenses import DEFENSES
+from gradveil.defenses.dp import DP
 from gradveil.federated.case import Training
 from gradveil.federated.rounds import Federation
-from gradveil.federated.server import State
+from gradveil.federated.server import State, participants
 from gradveil.federated.tap import Tap
 
 VERSION = 1
@@ -52,6 +55,7 @@ def run_training(
         raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
     if (folder / RESULT).exists() and not resume:
         raise GradveilError(f"{folder} holds a training already: add --resume to go on with it, or choose --out")
+    _check_described(case)
     train, test = data_of(case, progress)
     federation = Federation(case, train)
     federation.on_exchange = Tap(case, federation.module, train.domain, folder / "taps")
@@ -103,6 +107,17 @@ def _train_and_test(case: Training, progress: Progress) -> tuple[ImageSet, Image
     if held_out == 0:
         raise GradveilError(f"{case.data} is too small to hold a part of it out: name a data set to --test on")
     return train.subset(order[held_out:].sort().values), train.subset(order[:held_out].sort().values)
+
+
+def _check_described(case: Training) -> None:
+    """Refuse more steps than a defense was told that there are; who takes part when is known beforehand."""
+    bounded = [one for one in map(DEFENSES.build, DEFENSES.links(case.defense)) if isinstance(one, DP) and one.steps]
+    if bounded:
+        rounds = range(1, case.rounds + 1)
+        turns = Counter(
+            c for r in rounds for c in participants(case.clients, case.per_round, seed=case.seed, round_number=r)
+        )
+        bounded[0].check_steps(max(turns.values()) * case.epochs)
 
 
 def read_training(folder: Path) -> dict[str, Any]:
