@@ -140,6 +140,11 @@ def test_a_check_is_alone_with_what_only_it_finds(check: str) -> None:
     assert {finding.check for finding in found.findings} == {check}
 
 
+def test_a_loud_row_is_heard_among_huge_ones() -> None:
+    sent = HONEST | {"fc.weight": 1e25 * CHANGES["uneven rows"]["fc.weight"]}
+    assert "uneven rows" in {finding.check for finding in inspect(MLP, sent).findings}
+
+
 def test_a_layer_that_moves_alone() -> None:
     """By far more than a round can: found with the last broadcast at hand, and not without."""
     sent = HONEST | {"body.2.weight": HONEST["body.2.weight"] + 50 * drawn(64, 64)}

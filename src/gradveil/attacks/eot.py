@@ -35,7 +35,9 @@ class Averaged:
             name: torch.randn((count, *tensor.shape), generator=rng).to(tensor) for name, tensor in one.reply.items()
         }
         if self.defense.imitated(one.reply, {name: drawn[0] for name, drawn in self.draws.items()}) is None:
-            raise GradveilError(f"defense {one.defense!r} draws nothing that an attacker could average over")
+            raise GradveilError(
+                f"the draws of defense {one.defense!r} cannot be averaged over: those of noise and censor can"
+            )
 
     def __call__(self, update: Params, distance: Distance) -> Tensor:
         def under(drawn: Params) -> Tensor:

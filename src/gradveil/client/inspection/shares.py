@@ -40,7 +40,7 @@ def uneven_rows(broadcast: Broadcast) -> Iterator[Finding]:
     layer = broadcast.classifier
     if layer is None or layer.rows < FEWEST_CLASSES:
         return
-    sizes = layer.weight.norm(dim=1)
+    sizes = layer.weight.double().norm(dim=1)  # squares of large numbers are beyond float32
     ratio = _above_the_rest(sizes)
     if ratio > LOUDER:
         yield Finding(
