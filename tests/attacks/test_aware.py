@@ -103,7 +103,9 @@ def test_a_draw_of_censor_is_orthogonal_and_of_the_same_length() -> None:
         torch.testing.assert_close(tensor.norm(), one.reply[name].norm())
 
 
-@pytest.mark.parametrize(("defense", "threat", "words"), [("noise", "B", "needs to know it"), ("clip", "C", "cannot be averaged over")])
+@pytest.mark.parametrize(
+    ("defense", "threat", "words"), [("noise", "B", "needs to know it"), ("clip", "C", "cannot be averaged over")]
+)
 def test_averaging_needs_a_known_and_random_defense(defense: str, threat: str, words: str) -> None:
     with pytest.raises(GradveilError, match=words):
         ATTACKS.build("ig:draws=2", Budget(1, 1))(

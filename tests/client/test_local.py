@@ -94,6 +94,32 @@ def test_a_diverging_run_is_an_error_and_not_an_update() -> None:
         client.reply(dict(module.named_parameters()), batch, generator(0))
 
 
+@pytest.mark.parametrize("sends", ["gradient", "delta"])
+def test_a_model_that_is_not_finite_is_named_and_not_the_learning_rate(sends: Literal["gradient", "delta"]) -> None:
+    module, batch = models.build("mlp", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
+    sent = dict(module.named_parameters())
+    spoiled = sent | {(last := list(sent)[-1]): sent[last] * torch.nan}
+    with pytest.raises(GradveilError, match=f"the model's parameters are not finite: '{last}' holds NaN") as caught:
+        Client(module, recipe=Recipe(sends=sends)).reply(spoiled, batch, generator(0))
+    assert "learning rate" not in str(caught.value)
+
+
+class Spoiling(Defense):
+    """Sends NaN."""
+
+    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]
+        del step
+        return {name: tensor * torch.nan for name, tensor in gradient.items()}
+
+
+def test_one_gradient_is_sent_without_a_learning_rate_to_blame() -> None:
+    module, batch = models.build("mlp", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
+    client = Client(module, recipe=Recipe(), defense=Spoiling())
+    with pytest.raises(GradveilError, match="look at the inputs and the defense") as caught:
+        client.reply(dict(module.named_parameters()), batch, generator(0))
+    assert "learning rate" not in str(caught.value)
+
+
 def test_a_broadcast_of_another_model_is_refused() -> None:
     module, batch = models.build("mlp", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
     with pytest.raises(GradveilError, match="does not hold the parameters"):

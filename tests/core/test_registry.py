@@ -55,6 +55,10 @@ def test_options_become_their_annotated_types(tools: Registry[dict[str, object]]
         ("saw:oiled=maybe", "true or false"),
         ("saw:teeth", "OPTION=VALUE"),
         ("saw:teeth=1,teeth=2", "stands twice"),
+        ("saw:length=nan", "tool saw: length=nan is not a finite number"),
+        ("saw:length=-Infinity", "tool saw: length=-Infinity is not a finite number"),
+        ("saw:length=1e999", "length=1e999 is not a finite number"),
+        ("saw:grit=nan", "tool saw: grit=nan is not a finite number"),
         ("nail", "write nail:size=VALUE"),
     ],
 )

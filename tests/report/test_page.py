@@ -138,7 +138,8 @@ def test_flags_are_explained_and_linked(tmp_path: Path) -> None:
     assert "prior-only as good: raised if the attack identified no more images than the same search" in page.text
     assert "because its pictures may come from the prior alone. (Raised against noise:sigma=2.)" in page.text
     links = [link for link in page.all("a") if link["href"] == "#flag-1"]
-    assert [link["title"] for link in links] == ["prior-only as good"] * 2, "on the card and in the table"
+    assert [link.get("title") for link in links] == [None, "prior-only as good"], "on the card and in the table"
+    assert "Flagsprior-only as good" in page.text, "the card has room for its name"
     assert "flag-1" in [item.get("id") for item in page.all("li")]
 
 
@@ -147,6 +148,17 @@ def test_grades_are_shown_with_their_rule(folder: Path) -> None:
     assert "No defense, privacy grade F" in page.text
     assert "A up to 10%, B up to 25%, C up to 50%, D up to 75%, F above" in page.text
     assert "For accuracy lost in training" not in page.text
+
+
+def test_a_bad_grade_is_never_shown_as_good_news(folder: Path) -> None:
+    """One image that was not identified is not above chance, and says next to nothing."""
+    verdicts = edit_audit(folder)["verdicts"]
+    few = {"identified": 0.0, "identified_interval": [0.0, 0.79], "prior_only_identified": 0.0}
+    many = {"identified": 0.0, "identified_interval": [0.0, 0.09], "prior_only_identified": 0.0}
+    edit_audit(folder, verdicts=[verdicts[0] | few | {"grade": "F"}, verdicts[1] | many | {"grade": "A"}])
+    page = outline(folder)
+    assert [card["class"] for card in page.all("article")] == ["card unknown", "card holds"]
+    assert page.text.count("○ Not above chance") == 2
 
 
 def test_what_a_defense_costs_is_shown(folder: Path) -> None:

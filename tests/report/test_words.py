@@ -47,6 +47,20 @@ def test_above_chance_needs_the_whole_interval() -> None:
 
 
 @pytest.mark.parametrize(
+    ("grade", "share", "low", "chance", "outcome"),
+    [
+        ("A", 0.0, 0.0, 0.01, "holds"),
+        ("B", 0.0, 0.0, 0.01, "holds"),
+        *((grade, 0.0, 0.0, 0.01, "unknown") for grade in ("C", "D", "F", None)),
+        ("B", 1.0, 0.5, 0.01, "leaks"),
+        ("A", 0.0, 0.0, None, "unknown"),
+    ],
+)
+def test_only_a_good_grade_holds(grade: str, share: float, low: float, chance: float | None, outcome: str) -> None:
+    assert words.outcome(replace(verdict("noise", share, low, chance), grade=grade)) == outcome
+
+
+@pytest.mark.parametrize(
     ("verdicts", "sentence"),
     [
         ([verdict("none", 1.0, 0.5)], "100% of private images were identified with no defense: more often than chance"),
@@ -117,6 +131,20 @@ def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
     ):
         assert fact in said
     assert "line-up of 4 to 16 images" in " ".join(words.setting(Fields(case, "case"), line_ups=[16, 4]))
+
+
+@pytest.mark.parametrize(
+    ("attacks", "ends"),
+    [
+        (["ig:iterations=2", "gi"], "“standard”, where the options of an attack do not say otherwise."),
+        (["ig:restarts=1,tv=0.1"], "“standard”, where the options of an attack do not say otherwise."),
+        (["ig:tv=0.1", "gi"], "“standard”."),
+        (None, "“standard”."),
+    ],
+)
+def test_the_budget_is_not_said_of_what_options_decide(attacks: list[str] | None, ends: str) -> None:
+    said = words.setting(Fields({"budget": "standard", "attacks": attacks}, "case"))
+    assert [sentence for sentence in said if "budget" in sentence] == [f"The adversary searches with the budget {ends}"]
 
 
 @pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(gradveil.report.__path__)])

@@ -17,7 +17,7 @@ _NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U001
 def write_junit(audit: dict[str, Any], path: Path, bound: float | None = None) -> None:
     """Write one test case per defense. It fails above the bound on ``identified`` or, without one, on the worst grade.
 
-    The text of a failure is the verdict's sentence. What could not be measured is skipped.
+    The text of a test is the verdict's sentence and its flags. What could not be measured is skipped.
     """
     found = audit["verdicts"]
     failed = [_fails(verdict, bound) for verdict in found]
@@ -38,11 +38,11 @@ def write_junit(audit: dict[str, Any], path: Path, bound: float | None = None) -
         )
         if fails:
             message = f"grade {verdict['grade']}: {verdict['identified']:.0%} identified"
-            ElementTree.SubElement(test, "failure", type="leak", message=message).text = _legal(verdict["sentence"])
+            ElementTree.SubElement(test, "failure", type="leak", message=message).text = _legal(_said(verdict))
         elif verdict["identified"] is None:
             ElementTree.SubElement(test, "skipped", message=_legal(verdict["sentence"]))
         else:
-            ElementTree.SubElement(test, "system-out").text = _legal(f"Grade {verdict['grade']}. {verdict['sentence']}")
+            ElementTree.SubElement(test, "system-out").text = _legal(f"Grade {verdict['grade']}. {_said(verdict)}")
     write_atomically(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
@@ -50,6 +50,11 @@ def _fails(verdict: dict[str, Any], bound: float | None) -> bool:
     if verdict["identified"] is None:
         return False
     return bool(verdict["grade"] == WORST if bound is None else verdict["identified"] > bound)
+
+
+def _said(verdict: dict[str, Any]) -> str:
+    flags = f" Flags: {', '.join(verdict['flags'])}." if verdict["flags"] else ""
+    return f"{verdict['sentence']}{flags}"
 
 
 def _legal(text: str) -> str:

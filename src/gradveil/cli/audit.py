@@ -217,6 +217,8 @@ def _print_summary(result: dict[str, Any], page: Path) -> None:
 def _print_verdict(verdict: dict[str, Any]) -> None:
     grade = "not graded" if verdict["grade"] is None else f"grade {verdict['grade']}"
     _out.print(f"{verdict['sentence']} ({grade})", highlight=False, markup=False)
+    if verdict["flags"]:
+        _out.print(f"  Flags: {', '.join(verdict['flags'])}.", highlight=False, markup=False)
     if verdict["rebuilt"] is not None:
         share, attack = verdict["rebuilt"]["identified"], verdict["rebuilt"]["attack"].partition(":")[0]
         said = f"  Without candidates, {share:.0%} were identified by what {attack} rebuilt."

@@ -91,7 +91,7 @@ class Client:
             steps.append(replace(start, model=model, number=1, value=value))
             gradients.append(gradient)
         hidden = self.defense.on_gradients(gradients, steps)
-        return [_sent(self.defense, update, step) for update, step in zip(hidden, steps, strict=True)]
+        return [_sent(self.defense, update, step, self.recipe) for update, step in zip(hidden, steps, strict=True)]
 
     def run(
         self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
@@ -124,7 +124,7 @@ class Client:
             on_forward=lambda model, examples: defense.on_forward(model, examples, rng),
         )
         update = yield from local_run.asking()
-        return _sent(defense, update, start)
+        return _sent(defense, update, start, self.recipe)
 
     def _start(
         self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, round_number: int = 1
@@ -170,9 +170,19 @@ def _refuse_frozen(module: nn.Module) -> None:
         )
 
 
-def _sent(defense: Defense, update: Params, step: Step) -> Reply:
+def _sent(defense: Defense, update: Params, step: Step, recipe: Recipe) -> Reply:
     """What leaves the client."""
     update = defense.on_update(update, step.rng, step.log)
     if not all_finite(update):
-        raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
+        raise GradveilError(_not_finite(step, recipe))
     return Reply(detached(update), step.log, step.batch)
+
+
+def _not_finite(step: Step, recipe: Recipe) -> str:
+    """Why an update holds NaN or infinity. The learning rate is to blame only where local steps were taken with it."""
+    spoiled = [name for name, tensor in (step.params | step.model.buffers).items() if not all_finite({name: tensor})]
+    if spoiled:
+        return f"the model's parameters are not finite: {spoiled[0]!r} holds NaN or infinity, and so does the update"
+    if recipe.sends == "gradient":
+        return "the gradient holds NaN or infinity, the model's parameters do not: look at the inputs and the defense"
+    return "the local run diverged: the update holds NaN or infinity; lower the learning rate"

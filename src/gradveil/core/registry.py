@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -74,7 +75,9 @@ class Registry(Generic[T]):
             if key not in known:
                 listed = ", ".join(f"{k}={_show(p.default)}" for k, p in known.items()) or "none"
                 raise GradveilError(f"{self.kind} {name!r} has no option {key!r}; its options: {listed}")
-            options[key] = _convert(text, hints.get(key, str), f"{self.kind} {name}: option {key}")
+            options[key] = value = _convert(text, hints.get(key, str), f"{self.kind} {name}: option {key}")
+            if isinstance(value, float) and not math.isfinite(value):  # a search with it finds nothing, and looks safe
+                raise GradveilError(f"{self.kind} {name}: {key}={text} is not a finite number")
         missing = [k for k, p in known.items() if p.default is p.empty and k not in options]
         if missing:
             raise GradveilError(f"{self.kind} {name!r} needs {missing[0]}=...: write {name}:{missing[0]}=VALUE")

@@ -6,6 +6,7 @@ A sensitive tensor lies in many slices, so that hardly any draw leaves all of it
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import cast
 
@@ -45,7 +46,7 @@ class GradDefense(Defense):
         images: int = 50,
         probes: int = 4,
     ) -> None:
-        if sigma < 0:
+        if not 0 <= sigma < math.inf:
             raise GradveilError(f"defense graddefense: sigma is at least 0, not {sigma}")
         if not 1 <= slices <= 255:
             raise GradveilError(f"defense graddefense: slices is from 1 to 255, not {slices}")

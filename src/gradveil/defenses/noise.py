@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -26,7 +27,7 @@ class Noise(Transform):
         at: Literal["step", "update"] = "step",
     ) -> None:
         super().__init__(at=at)
-        if sigma < 0:
+        if not 0 <= sigma < math.inf:
             raise GradveilError(f"defense noise: sigma is at least 0, not {sigma}")
         self.sigma = sigma
         self.draw = {"gaussian": _gaussian, "laplace": _laplace}[kind]

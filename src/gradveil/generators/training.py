@@ -7,6 +7,7 @@ is captured once and replayed.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ class Schedule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.batch, self.critic_steps) < 1 or self.lr <= 0 or not 0 <= self.average < 1:
+        fewest = min(self.steps, self.batch, self.critic_steps)
+        if fewest < 1 or not 0 < self.lr < math.inf or not 0 <= self.average < 1:
             raise GradveilError("training needs at least one step, example and critic step, and a rate above 0")
 
 

@@ -50,6 +50,7 @@ def templates() -> jinja2.Environment:
         "breakable": _breakable,
         "defense_name": words.defense_name,
         "attack_name": words.attack_name,
+        "outcome": words.outcome,
         "short_attack": words.short_attack,
         "threat_name": words.threat_name,
         "points": words.points,

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from gradveil.report.measures import span, styled
 from gradveil.report.records import Verdict
 from gradveil.report.scatter import Dot, scatter
-from gradveil.report.words import above_chance, in_sentence, points
+from gradveil.report.words import in_sentence, outcome, points
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _dot(mark: Mark) -> Dot:
     return Dot(
         number=mark.number,
         words=f"{in_sentence(verdict.defense)}: {seen}; accuracy lost: {mark.cost}",
-        kind={True: "leaks", False: "holds", None: "unknown"}[above_chance(verdict)],
+        kind=outcome(verdict),
         lost=mark.lost,
         share=verdict.identified or 0.0,
         interval=verdict.interval,

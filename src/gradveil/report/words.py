@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
 
 from gradveil.report.fields import Fields, number_or_none
 from gradveil.report.measures import MEASURES, NOT_AVAILABLE, styled
@@ -19,6 +20,8 @@ THREATS = {
     "G": "data-enhanced manipulator",
     "H": "active client manipulator",
 }
+GOOD = ("A", "B")
+"""Grades of a defense that held; a few images, none of them found, are not above chance either, but earn neither."""
 SELDOM = 0.025
 """Chance is ruled out where it finds as many in fewer than one of forty audits."""
 
@@ -80,6 +83,13 @@ def rebuilt_above_chance(verdict: Verdict) -> bool | None:
     """The same of attacks that hold no candidates; None also where none of them ran."""
     found = verdict.rebuilt or (verdict if verdict.ranked_first is None else None)
     return None if found is None else _beyond_luck(found, verdict.images or 0)
+
+
+def outcome(verdict: Verdict) -> Literal["leaks", "holds", "unknown"]:
+    """Red, green or neither. Not being above chance is good news only with the grade to go with it."""
+    if above_chance(verdict):
+        return "leaks"
+    return "holds" if above_chance(verdict) is False and verdict.grade in GOOD else "unknown"
 
 
 def _beyond_luck(found: Verdict | Rebuilt, images: int) -> bool | None:
@@ -167,13 +177,19 @@ def setting(case: Fields, trainings: Sequence[Fields] = (), line_ups: Collection
     restarts = f" and {_count(case, 'restarts', 'restart')} for each update" if given else ""
     sentences = [
         *(_saved(trainings) if trainings else _made(case)),
-        f"The adversary searches with the budget “{value_of(case, 'budget')}”{restarts}.",
+        f"The adversary searches with the budget “{value_of(case, 'budget')}”{restarts}{_unless_said(case)}.",
         "It keeps the result that its own objective prefers: it never sees the truth.",
     ]
     if line_ups:
         sizes = f"{min(line_ups)} to {max(line_ups)}" if len(set(line_ups)) > 1 else f"{min(line_ups)}"
         sentences.append(f"An image is identified in a line-up of {sizes} images.")
     return sentences
+
+
+def _unless_said(case: Fields) -> str:
+    """The options of an attack come before the budget."""
+    said = any(f"{effort}=" in str(spec) for spec in case.items("attacks") for effort in ("iterations", "restarts"))
+    return ", where the options of an attack do not say otherwise" if said else ""
 
 
 def _made(case: Fields) -> list[str]:
