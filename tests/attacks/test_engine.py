@@ -94,6 +94,20 @@ def test_the_choice_is_measured_once_and_remembered(own_cache: Path) -> None:
     assert matching("ig").prepare(seen, [0, 1]).plan.chunk == 1, "as many together as fit"
 
 
+@pytest.mark.parametrize("spoiled", ["a file", "a file on the way", "a folder in place of the record"])
+def test_an_unusable_cache_costs_only_the_measurement(
+    spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("GRADVEIL_CACHE", str(cache / "below" if spoiled == "a file on the way" else cache))
+    if spoiled.startswith("a file"):
+        cache.touch()
+    else:
+        (cache / "strategies.json").mkdir(parents=True)
+        (cache / "strategies.lock").mkdir()
+    assert matching("ig").prepare(observed(private_batches(1)), [0]).plan.way
+
+
 def test_for_a_large_model_only_joint_is_tried() -> None:
     def not_tried(*_: object) -> NoReturn:
         pytest.fail("tried")

@@ -67,6 +67,8 @@ def test_a_case_file_and_options_over_it(tmp_path: Path) -> None:
     [
         (["audit", "--attack", "igg"], "did you mean ig"),
         (["audit", "--defense", "noise:sgima=1"], "has no option 'sgima'; its options: sigma=0.1"),
+        (["audit", "--attack", "ig:lr=nan"], "attack ig: lr=nan is not a finite number"),
+        (["audit", "--defense", "clip:bound=1+noise:sigma=inf"], "defense noise: sigma=inf is not a finite number"),
         (["audit", "nothing.yaml"], "there is no case file nothing.yaml"),
         (["audit", "--threat", "Q"], "no threat model is called 'Q'"),
         (["audit", "--model", "no_such_package.nets:small"], "no_such_package"),
@@ -172,12 +174,14 @@ def test_the_benchmark_prints_one_json_object() -> None:
     assert said["ratio"] == pytest.approx(said["problem_steps_per_s"] / said["baseline_problem_steps_per_s"], rel=0.02)
 
 
-def test_a_verdict_by_choice_says_what_was_rebuilt(tmp_path: Path) -> None:
+def test_a_verdict_names_its_flags_and_by_choice_says_what_was_rebuilt(tmp_path: Path) -> None:
     case = ["--data", "mnist-samples", "--model", "mlp", "--images", "2", "--threat", "D", "--defense", "censor"]
     done = gradveil("audit", *case, "--attack", "analytic", "--attack", "identify", "--out", str(tmp_path / "a"))
     assert done.returncode == 0, done.stderr
     (verdict,) = json.loads((tmp_path / "a" / "audit.json").read_text())["verdicts"]
     share = f"{verdict['rebuilt']['identified']:.0%}"
+    assert "random defense seen once" in verdict["flags"]
+    assert f"(grade {verdict['grade']})\n  Flags: {', '.join(verdict['flags'])}.\n" in done.stdout
     assert f"  Without candidates, {share} were identified by what analytic rebuilt.\n" in done.stdout
 
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -94,6 +95,7 @@ def test_trainings_on_one_page() -> None:
         (["--clients", "0"], "clients is a whole number"),
         (["--data", "mnist-samples", "--clients", "99"], "too few"),
         (["--resume"], "add --out DIR"),
+        (["--resume", "--out", "empty"], "there is no training in empty to go on with"),
         (["--compare"], "nothing to compare"),
         (["--compare", "nowhere"], "there is no nowhere/train.json"),
         (["a.yaml", "b.yaml"], "one case at a time"),
@@ -109,6 +111,28 @@ def test_a_training_that_diverges_ends_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("gradveil: round 1: no reply could be used; client 0: the local run diverged")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_model_that_diverged_is_said_to_have(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["--data", "mnist-samples", "--model", "mlp:normalize=true", "--clients", "2", "--rounds", "1"]
+    gradveil("train", *plan, "--lr", "1e30", "--out", "far")
+    assert "the model diverged: its loss is not finite\n" in capsys.readouterr().out
+    gradveil("train", *plan, "--out", "near")
+    assert "diverged" not in capsys.readouterr().out
+
+
+def test_how_to_go_on_is_said_only_where_there_is_something_to_go_on_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_federation: object, _number: int) -> NoReturn:
+        raise KeyboardInterrupt
+
+    gradveil("train", *TINY, "--rounds", "1", "--out", "begun")
+    monkeypatch.setattr("gradveil.federated.run.Federation.round", interrupted)
+    gradveil("train", *TINY, "--out", "fresh")
+    assert capsys.readouterr().err == "interrupted in round 1\n"
+    gradveil("train", "--rounds", "2", "--out", "begun", "--resume")
+    assert capsys.readouterr().err == "interrupted; go on with gradveil train --out begun --resume\n"
 
 
 @pytest.mark.slow

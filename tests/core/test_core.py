@@ -147,3 +147,10 @@ def test_a_failed_write_leaves_the_old_content(tmp_path: Path, monkeypatch: pyte
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("name", ["taken/x.json", "taken/below/x.json", "/"])
+def test_a_path_that_cannot_be_is_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(GradveilError, match="cannot write"):
+        write_atomically(tmp_path / name, b"new")

@@ -319,12 +319,13 @@ def _fingerprint(ways: list[str], unknowns: Params, given: Given, precision: str
 
 
 def _remembered() -> dict[str, Any]:
+    """What was measured before. It is only a record of speeds: without access to it all is measured again."""
     path = cache_folder() / "strategies.json"
     try:
         said = json.loads(path.read_text())
-    except FileNotFoundError:
+    except OSError:
         return {}
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise BadFileError(f"{path} cannot be read ({error}); delete it, it is only a record of speeds") from None
     return said if isinstance(said, dict) else {}
 
@@ -337,18 +338,16 @@ def _kept(key: str, ways: list[str]) -> Choice | None:
 
 
 def _remember(key: str, choice: Choice) -> None:
-    write_json(cache_folder() / "strategies.json", {**_remembered(), key: asdict(choice)})
+    with contextlib.suppress(GradveilError):  # a cache that cannot be written costs another measurement, no more
+        write_json(cache_folder() / "strategies.json", {**_remembered(), key: asdict(choice)})
 
 
 @contextlib.contextmanager
 def _one_writer() -> Iterator[None]:
-    """Processes take turns, so that none writes over what another has just kept."""
+    """Processes take turns, so that none writes over what another has just kept; where none can, nothing is kept."""
     path = cache_folder() / "strategies.lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-    except OSError as error:
-        raise GradveilError(f"cannot write {path}: {error.strerror}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
         yield

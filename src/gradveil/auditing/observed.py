@@ -43,7 +43,7 @@ def run_observed(
     for cell in cells:
         judges.check(cell.stage)
     store = Store(folder)
-    store.open(resume=resume)
+    store.open(resume=resume, case=case.as_json())
     saved = {cell.digest(): store.row(cell.digest()) for cell in cells}
     rows = {digest: done for digest, done in saved.items() if done is not None}
 

@@ -71,7 +71,7 @@ def run_on(
     sends = cache(lambda reshaped: broadcast(case, reshaped, data, own))
     case = case if case.attacks else _with_suite(case, sends(None), data.domain)
     store = Store(folder)
-    store.open(resume=resume)
+    store.open(resume=resume, case=case.as_json())
     case, left_out = _with_fitting(case, sends)
     private, cells = choose_private(data, case), case.cells()
     judge = Judge(private, data.domain, progress=progress)

@@ -7,7 +7,7 @@ digit. While a batch runs, ``batch.json`` names its rows.
 
     audit.json, report.html      what a person reads
     truth.safetensors            the private pictures
-    observations/DEFENSE.safetensors, or DEFENSE-ATTACK.safetensors for an attack that crafts what is sent
+    observations/DEFENSE-DIGEST.safetensors, or DEFENSE-ATTACK-DIGEST.safetensors for an attack that crafts what is sent
     rows/DIGEST/reconstruction.safetensors, row.json
     rows/DIGEST/truth.safetensors, where rows are of different pictures: in an audit of saved exchanges
     rows/batch.json              only while a batch runs, or after it was interrupted
@@ -27,6 +27,8 @@ from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError, GradveilError
 
 _DIGEST = re.compile("[0-9a-f]{16}")
+_SHARED = ("data", "model", "threat", "images", "every", "batch_size", "recipe", "gallery", "seed")
+"""Fields of a case in which all rows of a folder agree; attacks and defenses may be added, and budgets changed."""
 
 
 class Store:
@@ -38,14 +40,27 @@ class Store:
         self.truth = folder / "truth.safetensors"
         self._batch = folder / "rows" / "batch.json"
 
-    def open(self, *, resume: bool) -> None:
-        """Make the folder, and refuse one with an audit in it unless that is to be resumed."""
+    def open(self, *, resume: bool, case: dict[str, Any] | None = None) -> None:
+        """Make the folder, and refuse one with an audit in it unless that is to be resumed and of the same case."""
         if (self.audit.exists() or (self.folder / "rows").exists()) and not resume:
             raise GradveilError(f"{self.folder} holds an audit already: add --resume to go on with it, or choose --out")
+        if case is not None and self.audit.exists():
+            self._refuse_another(case)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise GradveilError(f"cannot make the folder {self.folder}: {error.strerror}") from None
+
+    def _refuse_another(self, case: dict[str, Any]) -> None:
+        """An audit of something else would be written over, and its rows be left without it."""
+        then = self.read_audit()["case"]
+        about = f"{self.folder} holds an audit of {then.get('data', 'saved exchanges')}"
+        if ("observations" in then) != ("observations" in case):
+            raise BadFileError(f"{about}, made in another way; give another --out")
+        before, now = _shared(then), _shared(case)
+        for name, value in before.items():
+            if name in now and now[name] != value:
+                raise BadFileError(f"{about}: its {name} is {value}, not {now[name]}; give another --out")
 
     def observation(self, defense: str, crafted_by: str | None = None, number: int = 0) -> Path:
         """One file per defense and crafting attack, readable by name and unique by digest; more where one cannot do."""
@@ -104,6 +119,13 @@ class Store:
 
     def relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
+
+
+def _shared(case: dict[str, Any]) -> dict[str, Any]:
+    """The shared fields of a case, a recipe's one by one."""
+    fields = {name: case[name] for name in _SHARED if name in case}
+    recipe = fields.pop("recipe", None)
+    return fields | {f"recipe.{name}": value for name, value in (recipe if isinstance(recipe, dict) else {}).items()}
 
 
 def _is_row(row: object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from rich.console import Console
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, save_reconstructions
 from gradveil.cli.progress import Terminal
+from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import derive
 from gradveil.core.tensor_files import read_tensors
@@ -37,11 +40,12 @@ def attack(
     chosen = ATTACKS.build(attack, BUDGETS[budget])
     seen = _load(observation, model)
     threat_model(seen[0].threat).vet(attack, chosen.requires)
+    _make(out)  # first: a search takes long, and what it finds must not be lost
     seeds = [derive(seed, "attack", i) for i in range(len(seen))]
     found = chosen(seen, seeds=seeds, progress=Terminal(_errors))
     save_reconstructions(out / "reconstruction.safetensors", found)
     for i, one in enumerate(found):
-        _picture(torch.cat(list(one.inputs), dim=2)).save(out / f"{i:03d}.png")
+        write_atomically(out / f"{i:03d}.png", _png(torch.cat(list(one.inputs), dim=2)))
         _out.print(f"{i:03d}.png  labels {one.labels.tolist()}  objective {one.objective:.3g}", highlight=False)
     _out.print(f"reconstruction: {out / 'reconstruction.safetensors'}", highlight=False, markup=False)
 
@@ -53,7 +57,18 @@ def _load(path: Path, model: str | None) -> list[Observation]:
     return load_observations(path, module=models.build(model, read_domain(path, meta), seed=0))
 
 
-def _picture(pixels: torch.Tensor) -> Image.Image:
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GradveilError(f"cannot make the folder {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise GradveilError(f"cannot write into {folder}: choose another --out")
+
+
+def _png(pixels: torch.Tensor) -> bytes:
     """[C, H, W] in [0, 1] as a picture."""
     levels = (pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    return Image.fromarray(levels if levels.shape[-1] == 3 else levels[..., 0])
+    picture = io.BytesIO()
+    Image.fromarray(levels if levels.shape[-1] == 3 else levels[..., 0]).save(picture, "png")
+    return picture.getvalue()

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 
+from gradveil.cli.device import checked_device
 from gradveil.cli.progress import Terminal
 from gradveil.core.atomic import write_atomically
-from gradveil.core.errors import GradveilError
 from gradveil.generators import build, draw_sheet
 from gradveil.generators.fitting import beside, fit
 from gradveil.generators.training import Schedule
@@ -49,7 +48,7 @@ def train(
         latent=latent,
         features=features,
         kernel=kernel,
-        device=_device(device),
+        device=checked_device(device),
         resume=resume,
         progress=Terminal(_errors),
         stop=_interrupt_asked(),
@@ -95,16 +94,6 @@ def _interrupt_asked() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _device(said: str | None) -> str:
-    if said is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if said not in ("cpu", "cuda"):
-        raise GradveilError(f"device is cpu or cuda, not {said!r}")
-    if said == "cuda" and not torch.cuda.is_available():
-        raise GradveilError("there is no CUDA device here: leave --device out, or say cpu")
-    return said
 
 
 def _said(value: Any) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
+from gradveil.cli.device import checked_device
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
 from gradveil.defenses import DEFENSES
@@ -43,8 +44,8 @@ def leaderboard(
     chosen = list(SHOWN) if every else list(defenses or [])
     for spec in chosen:
         DEFENSES.build(spec)
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    for one in settings_named(setting or []) if chosen else []:
+    where, settings = checked_device(device), settings_named(setting or [])
+    for one in settings if chosen else []:
         _errors.print(f"{one.name}: {one.title}", highlight=False)
         for path in enter(one, chosen, out, work, device=where, train=training, progress=Terminal(_errors)):
             render_leaderboard(out)
@@ -55,6 +56,19 @@ def leaderboard(
 def _load(path: Path) -> None:
     """Run a person's own file, so that what it registers has a name here."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not path.is_file() or spec is None or spec.loader is None or spec.origin is None:
         raise GradveilError(f"{path} is not a Python file: --load takes one that registers a defense")
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:
+        said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+        place = f"{path}, line {_line(error, spec.origin)}"
+        raise GradveilError(f"{place}: {type(error).__name__}: {said}".removesuffix(": ")) from error
+
+
+def _line(error: Exception, file: str) -> int | None:
+    """The line of the file that an error came from or through."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return lines[-1] if lines else None

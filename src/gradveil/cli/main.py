@@ -12,17 +12,53 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
-from rich.console import Console
+INTERRUPTED = "gradveil: interrupted"
 
-from gradveil import __version__
-from gradveil.cli import assets, attack, audit, bench, generator, inspect, leaderboard, listing, reproduce, sweep, train
-from gradveil.core.errors import GradveilError
+try:  # loading takes seconds, in which a person may think better of it
+    import click
+    import typer
+    import typer.core
+    from rich.console import Console
+
+    from gradveil import __version__
+    from gradveil.cli import (
+        assets,
+        attack,
+        audit,
+        bench,
+        generator,
+        inspect,
+        leaderboard,
+        listing,
+        reproduce,
+        sweep,
+        train,
+    )
+    from gradveil.core.errors import GradveilError
+except KeyboardInterrupt:
+    print(INTERRUPTED, file=sys.stderr)
+    sys.exit(130)
+
+# Where Rich is installed, Typer escapes brackets for it even in help that Rich does not print: "\[default: ig]".
+typer.core.HAS_RICH = False
+
+
+class _Commands(typer.core.TyperGroup):
+    """Says that it was interrupted, for Typer exits without a word; a command that says so itself raises an Exit."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(INTERRUPTED, file=sys.stderr)
+            raise typer.Exit(130) from None
+
 
 app = typer.Typer(
     name="gradveil",
+    cls=_Commands,
     help="Shows what a federated-learning update gives away about the private data behind it, and stops it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -66,7 +102,7 @@ def run() -> None:
         Console(stderr=True, soft_wrap=True).print(f"gradveil: {error}", markup=False, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("gradveil: interrupted", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

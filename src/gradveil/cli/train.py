@@ -94,7 +94,9 @@ def _base(paths: list[Path] | None, folder: Path, resume: bool) -> dict[str, Any
     """The fields that options go over: of the case file or, to go on with a training, its own."""
     if paths:
         return read_case(paths[0])
-    return dict(read_training(folder)["case"]) if resume and (folder / "train.json").exists() else {}
+    if resume and not (folder / "train.json").exists():
+        raise GradveilError(f"there is no training in {folder} to go on with: to start one, leave --resume out")
+    return dict(read_training(folder)["case"]) if resume else {}
 
 
 def _trained(fields: dict[str, Any], folder: Path, resume: bool) -> dict[str, Any]:
@@ -107,7 +109,8 @@ def _trained(fields: dict[str, Any], folder: Path, resume: bool) -> dict[str, An
     try:
         return run_training(make_training(fields), folder, resume=resume, progress=Terminal(_errors), say=say)
     except KeyboardInterrupt:
-        say(f"interrupted; go on with gradveil train --out {folder} --resume")
+        begun = (folder / "train.json").exists()
+        say(f"interrupted; go on with gradveil train --out {folder} --resume" if begun else "interrupted in round 1")
         raise typer.Exit(130) from None
 
 
@@ -124,6 +127,8 @@ def _print_summary(result: dict[str, Any], folder: Path) -> None:
         + (f", {dropped} replies dropped" if dropped else ""),
         highlight=False, markup=False,
     )  # fmt: skip
+    if rows[-1]["loss"] is None:
+        _out.print("the model diverged: its loss is not finite")
     for name, value in rows[-1]["log"].items():
         _out.print(f"{name} in the last round: {value:.4g}", highlight=False, markup=False)
     _out.print(f"training: {folder / 'train.json'}", highlight=False, markup=False)

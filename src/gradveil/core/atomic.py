@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -13,6 +14,8 @@ from gradveil.core.errors import GradveilError
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the file in one step, making its folder where needed."""
+    if not path.name:
+        raise GradveilError(f"cannot write {path}: it is a folder")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +27,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         raise GradveilError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # whatever is wrong with the path was said above, and must not be hidden
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,165 @@
+"""What a person does by mistake, or thinks better of: one line, and the exit code that belongs to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import pytest
+import torch
+import typer
+
+from exchanges import observed, private_batches
+from gradveil.threat import save_observations
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer loads names that click is about to drop
+    from gradveil.cli import attack, audit, leaderboard, main
+
+Command = Callable[..., tuple[int, str, str]]
+"""Exit code, standard output and standard error of a command line."""
+
+
+@pytest.fixture
+def gradveil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gradveil", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main.run()
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> str:
+    save_observations(tmp_path / "seen.safetensors", observed(private_batches(1)))
+    return "seen.safetensors"
+
+
+def interrupted(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_an_attack_that_could_not_be_saved_is_not_begun(
+    seen: str, tmp_path: Path, gradveil: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").touch()
+    monkeypatch.setattr(attack, "Terminal", lambda _: pytest.fail("the search began"))
+    code, _, said = gradveil("attack", seen, "--out", "taken/x")
+    assert (code, said) == (2, "gradveil: cannot make the folder taken/x: Not a directory\n")
+
+
+def test_a_picture_below_a_file_is_one_line(tmp_path: Path, gradveil: Command) -> None:
+    (tmp_path / "taken").touch()
+    code, _, said = gradveil("generator", "show", "mnist", "--out", "taken/x.png")
+    assert (code, said) == (2, "gradveil: cannot write taken/x.png: File exists\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "throughput --problems 0", "throughput --steps 0", "throughput --size 0", "overhead --batch-size 0",
+        "overhead --repeats 0", "generation --images 0", "generation --rounds 0", "rounds --clients 0",
+        "rounds --examples 0", "sweep --cases 0", "sweep --repeats 0",
+    ],
+)  # fmt: skip
+def test_a_benchmark_of_nothing_is_refused(arguments: str, gradveil: Command) -> None:
+    code, _, said = gradveil("bench", *arguments.split())
+    assert code == 2
+    assert said.endswith("0 is not in the range x>=1.\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["bench throughput", "bench overhead", "bench generation", "bench rounds", "leaderboard none"]
+)
+def test_a_device_that_is_not_there_is_one_line(
+    command: str, gradveil: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, said = gradveil(*command.split(), "--device", "gpu")
+    assert (code, said) == (2, "gradveil: device is cpu or cuda, not 'gpu'\n")
+    code, _, said = gradveil(*command.split(), "--device", "cuda")
+    assert (code, said) == (2, "gradveil: there is no CUDA device here: leave --device out, or say cpu\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("x = 1\ndef broken(:\n", "own.py, line 2: SyntaxError: invalid syntax"),
+        ("def f():\n    raise ValueError('one\\ntwo')\n\nf()\n", "own.py, line 2: ValueError: one two"),
+        ("\nimport json\njson.loads('{')\n", "own.py, line 3: JSONDecodeError: "),
+        ("assert False\n", "own.py, line 1: AssertionError\n"),
+        ("import other\n", "own.py, line 1: SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_file_to_load_that_fails_is_one_line(
+    content: str, words: str, tmp_path: Path, gradveil: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(content)
+    (tmp_path / "other.py").write_text("\n\ndef broken(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, said = gradveil("leaderboard", "--load", "own.py")
+    assert code == 2
+    assert said.startswith(f"gradveil: {words}")
+    assert said.count("\n") == 1
+
+
+def test_a_setting_that_is_not_there_is_refused_without_a_defense_too(
+    gradveil: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaderboard, "render_leaderboard", lambda _: pytest.fail("the page was written"))
+    code, _, said = gradveil("leaderboard", "--setting", "nosuch")
+    assert code == 2
+    assert said.startswith("gradveil: no setting is called 'nosuch'")
+
+
+def test_an_interrupted_command_says_so(seen: str, gradveil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attack, "load_observations", interrupted)
+    monkeypatch.setattr("gradveil.bench.rounds", interrupted)
+    for arguments in (["attack", seen], ["bench", "rounds"]):
+        assert gradveil(*arguments) == (130, "", "gradveil: interrupted\n")
+
+
+def test_a_command_that_says_how_to_go_on_is_not_added_to(gradveil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "run_case", interrupted)
+    code, _, said = gradveil("audit", "--out", "a")
+    assert code == 130
+    assert said.startswith("interrupted; finished rows are kept")
+    assert said.count("interrupted") == 1
+
+
+def test_an_interrupt_while_commands_are_loaded_is_one_line() -> None:
+    script = """
+import sys
+class Impatient:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gradveil.cli.train":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Impatient())
+from gradveil.cli.main import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gradveil: interrupted\n")
+
+
+def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    yield name, command.get_help(click.Context(command, info_name=name))
+    for below, one in (command.commands if isinstance(command, click.Group) else {}).items():
+        yield from helps(one, f"{name} {below}")
+
+
+def test_no_help_shows_what_escapes_its_brackets() -> None:
+    found = dict(helps(typer.main.get_command(main.app), "gradveil"))
+    assert len(found) > 15
+    assert not [name for name, text in found.items() if "\\" in text]
+    assert "[default: ig]" in found["gradveil attack"]
