@@ -334,6 +334,11 @@ def test_options_out_of_range_are_refused(bad: str) -> None:
         DEFENSES.build(f"censor:{bad}")
 
 
+def test_a_rate_that_is_no_number_is_refused_from_python_too() -> None:
+    with pytest.raises(GradveilError, match="censor: lr is at least"):
+        censor.Censor(lr=float("nan"))
+
+
 @pytest.mark.parametrize("released", [False, True])
 def test_projecting_all_pieces_in_one_call_gives_the_same(released: bool) -> None:
     gradient, step = step_on("lenet")

@@ -191,6 +191,11 @@ def test_shares_are_percentages(bad: str) -> None:
         DEFENSES.build(f"outpost:{bad}")
 
 
+def test_a_share_that_is_no_number_is_refused_from_python_too() -> None:
+    with pytest.raises(GradveilError, match="outpost: phi is a percentage"):
+        outpost.Outpost(phi=float("nan"))
+
+
 @pytest.mark.parametrize("bad", ["scale=-1", "beta=-0.1"])
 def test_negative_options_are_refused(bad: str) -> None:
     with pytest.raises(GradveilError, match=f"outpost: {bad.partition('=')[0]} is at least 0"):

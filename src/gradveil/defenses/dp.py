@@ -146,11 +146,11 @@ def guarantee(
     _check_delta(delta)
     if sigma == 0:
         return Guarantee(math.inf, delta, accountant)
-    if accountant == "rdp":
-        return _accounted(sigma, sample_rate, steps, delta, "rdp")
     above = _accounted(sigma, sample_rate, steps, delta, "rdp")
+    if accountant == "rdp" or above.epsilon > _COUNTED_FINELY:
+        return above
     try:
-        return above if above.epsilon > _COUNTED_FINELY else _accounted(sigma, sample_rate, steps, delta, "prv")
+        return _accounted(sigma, sample_rate, steps, delta, "prv")
     except (RuntimeError, MemoryError):
         return above
 

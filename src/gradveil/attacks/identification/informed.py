@@ -18,14 +18,13 @@ from gradveil.attacks.identification.likeness import ROUNDING, Angle, ByTensor, 
 from gradveil.attacks.identification.marks import By, Marks
 from gradveil.attacks.identification.perpendicular import Perpendicular
 from gradveil.attacks.identification.together import Together
+from gradveil.attacks.informed.slices import slices_of
 from gradveil.core.registry import split_spec
-from gradveil.core.seeding import generator
-from gradveil.core.types import Batch
 from gradveil.defenses import DEFENSES
-from gradveil.defenses.base import Defense, Step
+from gradveil.defenses.base import Defense
 from gradveil.defenses.outpost import layer_risks, layers
 from gradveil.defenses.precode import Bottleneck
-from gradveil.models import Functional, classifier
+from gradveil.models import classifier
 from gradveil.threat.observation import Observation
 
 Reading = Callable[[Any, Observation, Likeness], Likeness]
@@ -160,16 +159,7 @@ def _graddefense(defense: Any, one: Observation, likeness: Likeness) -> Likeness
     several_steps = isinstance(likeness, Directions) and one.kind != "gradient"
     if several_steps or not isinstance(likeness, Distance | Directions | Together):
         return likeness
-    start = Step(
-        model=Functional(one.module, train_mode=one.recipe is not None and one.recipe.train_mode),
-        loss=one.loss,
-        params=one.sent,
-        batch=_stand_in(one),
-        number=0,
-        lr=0.0,
-        rng=generator(0, "slices"),
-    )
-    cuts = {name: _run_lengths(where) for name, where in defense.slices_of(start).items()}
+    cuts = {name: _run_lengths(where) for name, where in slices_of(defense, one).items()}
     if isinstance(likeness, Together):
         return replace(likeness, cuts=cuts, scaled=likeness.scaled or defense.bound is not None)
     drawn = {"sometimes": defense.sigma**2} if isinstance(likeness, Distance) else {}
@@ -241,12 +231,6 @@ def _laid_out(likeness: Likeness, **changes: Any) -> Likeness:
     if not isinstance(likeness, ByTensor):
         return likeness
     return replace(likeness, layout=replace(likeness.layout, **changes))
-
-
-def _stand_in(one: Observation) -> Batch:
-    """An example of the right shape, for code that looks at nothing else of it."""
-    device = next(iter(one.sent.values())).device
-    return Batch(torch.zeros((1, *one.domain.shape), device=device), torch.zeros(1, dtype=torch.int64, device=device))
 
 
 def _run_lengths(where: Tensor) -> list[int]:

@@ -21,7 +21,7 @@ _CLEARLY = 0.8
 
 def variances(defense: GradDefense, one: Observation, replies: int) -> Params:
     """The variance of the noise in each entry: that of a mean of replies where a slice is as wide as that, else 0."""
-    where, sigma = defense.slices_of(_start(one)), defense.sigma / replies**0.5
+    where, sigma = slices_of(defense, one), defense.sigma / replies**0.5
     noisy = torch.stack([_as_wide(one.reply, where, number, sigma) for number in range(defense.slices)])
     return map_each(lambda index: sigma**2 * noisy[index.long()].float(), where)
 
@@ -31,8 +31,13 @@ def _as_wide(reply: Params, where: Params, number: int, sigma: float) -> Tensor:
     return inside.abs().median() >= _CLEARLY * _HALF_WITHIN * sigma
 
 
+def slices_of(defense: GradDefense, one: Observation) -> Params:
+    """The slice of every entry, as the client computes it before its first step."""
+    return defense.slices_of(_start(one))
+
+
 def _start(one: Observation) -> Step:
-    """A client's step before its first, with a stand-in for its examples: slices do not depend on them."""
+    """That step, with a stand-in for its examples: slices do not depend on them."""
     device = next(iter(one.sent.values())).device
     stand_in = Batch(
         torch.zeros((1, *one.domain.shape), device=device), torch.zeros(1, dtype=torch.int64, device=device)

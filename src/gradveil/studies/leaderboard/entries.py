@@ -152,7 +152,6 @@ def kept_of(case: dict[str, Any]) -> dict[str, Any]:
 
 def save_entry(folder: Path, entry: Entry) -> Path:
     path = path_of(folder, entry.setting, entry.defense)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (entry.model_dump_json(indent=1, exclude_none=True) + "\n").encode())
     return path
 

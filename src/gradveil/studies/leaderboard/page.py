@@ -46,7 +46,6 @@ _COST_COLUMNS = {"accuracy": "---:", "lost": "---:", "time": "---:"}
 def render_leaderboard(folder: Path) -> Path:
     """Write the page of a folder of entries, and return where it is."""
     page = folder / PAGE
-    page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, leaderboard(read_entries(folder)).encode())
     return page
 
