@@ -64,6 +64,12 @@ def test_a_picture_below_a_file_is_one_line(tmp_path: Path, gradveil: Command) -
     assert (code, said) == (2, "gradveil: cannot write taken/x.png: File exists\n")
 
 
+def test_a_leaderboard_in_the_place_of_a_file_is_one_line(tmp_path: Path, gradveil: Command) -> None:
+    (tmp_path / "taken").touch()
+    code, _, said = gradveil("leaderboard", "--out", "taken")
+    assert (code, said) == (2, "gradveil: cannot write taken/README.md: File exists\n")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
