@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 from exchanges import SAMPLES
 from gradveil import models
 from gradveil.client import cross_entropy
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Params
 from gradveil.defenses import Step
 from gradveil.models import Functional
@@ -26,6 +29,14 @@ def step_of(
     function = Functional(module)
     step = Step(
         model=function, loss=cross_entropy, params=function.params, batch=batch, number=number,
-        round_number=round_number, lr=lr, rng=generator(seed, "defense"),
+        round_number=round_number, lr=lr, rng=Stream.seeded(seed, "defense"),
     )  # fmt: skip
     return step.gradient(), step
+
+
+def in_double(step: Step) -> Step:
+    """The same step in float64, where rounding moves no example across a kink of the network."""
+    module = copy.deepcopy(step.model.module).double()
+    params, frozen = ({name: p.double() for name, p in tree.items()} for tree in (step.params, step.frozen))
+    batch = Batch(step.batch.inputs.double(), step.batch.labels)
+    return replace(step, model=Functional(module, train_mode=None), params=params, frozen=frozen, batch=batch)

@@ -9,7 +9,7 @@ from exchanges import SAMPLES
 from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES
@@ -34,7 +34,7 @@ def check(spec: str, model: str, recipe: Recipe) -> None:
     sent, batch = detached(dict(module.named_parameters())), SAMPLES.batch(range(4))
     before, inputs = detached(sent), batch.inputs.clone()
     client = Client(module, recipe=recipe, defense=defense)
-    first, second = (client.reply(sent, batch, generator(7)).update for _ in range(2))
+    first, second = (client.reply(sent, batch, Stream.seeded(7)).update for _ in range(2))
     assert {k: v.shape for k, v in first.items()} == {k: v.shape for k, v in sent.items()}
     for key in first:
         assert torch.equal(first[key], second[key]), "the same generator gives the same update"

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Batch
 from gradveil.defenses import Step, alike
 from gradveil.joint import UnsupportedError
 from gradveil.models import Functional
-from steps import step_on
+from steps import in_double, step_on
 
 LARGE = "resnet18"
 
 
 def with_slope(way: object, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Cosines, outputs, the outputs at the targets, and a slope in the inputs, of two examples that go for others."""
-    targets, others = SAMPLES.batch(range(2)), SAMPLES.batch(range(2, 4))
+    targets, others = step.batch.take(slice(0, 2)), step.batch.take(slice(2, 4))
     found, says = way(step, targets, others.labels)  # type: ignore[operator]
     inputs = others.inputs.clone().requires_grad_()
     cosines, said = found(inputs)
@@ -31,8 +31,14 @@ def with_slope(way: object, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def both_agree(step: Step) -> bool:
-    pairs = zip(*(with_slope(way, step) for way in (alike._shared, alike._each_alone)), strict=True)
-    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max())) for one, other in pairs)
+    exact = in_double(step)
+    *pairs, slopes = zip(*(with_slope(way, exact) for way in (alike._shared, alike._each_alone)), strict=True)
+    return all(same(one, other, 1e-9) for one, other in pairs) and same(*slopes, 1e-5)
+
+
+def same(one: Tensor, other: Tensor, share: float) -> bool:
+    """Up to a share of the largest entry; under vmap torch's slopes of norms are right to 6e-6, in float64 too."""
+    return bool((one - other).abs().max() <= share * other.abs().max())
 
 
 @pytest.mark.parametrize("model", [LARGE, "vit"])
@@ -78,7 +84,7 @@ def test_half_a_layer_frozen_and_draws_of_a_batch_are_left_to_the_slow_way() -> 
 
 def test_a_gradient_of_zero_has_a_finite_slope() -> None:
     _, step = step_on("lenet")
-    still = replace(step, loss=lambda outputs, _labels: outputs.sum() * 0, rng=generator(0, "defense"))
+    still = replace(step, loss=lambda outputs, _labels: outputs.sum() * 0, rng=Stream.seeded(0, "defense"))
     inputs = step.batch.inputs.clone().requires_grad_()
     cosines, _ = alike.alike_to(still, step.batch, step.batch.labels)[0](inputs)
     (slope,) = torch.autograd.grad(cosines.sum(), inputs)

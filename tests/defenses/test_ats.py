@@ -16,7 +16,7 @@ from exchanges import SAMPLES
 from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, ats
@@ -212,7 +212,7 @@ def test_a_policy_is_its_sub_policies_in_order() -> None:
 def test_every_image_gets_one_of_the_policies_with_signs_of_its_own() -> None:
     """4,000 copies of one picture: two policies (invert, shift) of which one has a sign, so three outcomes."""
     one = COLOUR[:1].expand(4000, -1, -1, -1)
-    found = DEFENSES.build("ats:policy=29_3").on_inputs(one, generator(0))
+    found = DEFENSES.build("ats:policy=29_3").on_inputs(one, Stream.seeded(0))
     outcomes = [operations.invert(COLOUR[:1], torch.zeros(1))]
     outcomes += [operations.shift_x(COLOUR[:1], torch.tensor([sign * 150 / 331])) for sign in (1.0, -1.0)]
     shares = [(found - outcome).flatten(1).abs().amax(dim=1).lt(1e-6).float().mean().item() for outcome in outcomes]
@@ -224,20 +224,20 @@ def test_crop_moves_by_up_to_four_pixels_and_mirrors_half() -> None:
     """Under a policy that does nothing (28: solarize from level 256 on) only the crop is left."""
     white = torch.ones(4000, 1, 16, 32)
     white[..., 16:] = 0.5
-    found = DEFENSES.build("ats:policy=28,crop=true").on_inputs(white, generator(0))
+    found = DEFENSES.build("ats:policy=28,crop=true").on_inputs(white, Stream.seeded(0))
     black_above = found[:, 0, :8].eq(0).all(dim=2).sum(dim=1)
     assert black_above.unique().tolist() == [0, 1, 2, 3, 4]
     assert (black_above == 4).float().mean().item() == pytest.approx(1 / 9, abs=0.02)
     mirrored = found[:, 0, 8, 8] == 0.5
     assert mirrored.float().mean().item() == pytest.approx(0.5, abs=0.03)
     assert torch.equal(found[:, 0, 8, 8] == 1, ~mirrored)
-    assert torch.equal(DEFENSES.build("ats:policy=28").on_inputs(white, generator(0)), white)
+    assert torch.equal(DEFENSES.build("ats:policy=28").on_inputs(white, Stream.seeded(0)), white)
 
 
 @BOTH
 def test_the_same_generator_gives_the_same_images(images: Tensor) -> None:
     defense, asked = DEFENSES.build("ats:crop=true"), images.clone().requires_grad_()
-    first, second, other = (defense.on_inputs(asked, generator(seed)) for seed in (1, 1, 2))
+    first, second, other = (defense.on_inputs(asked, Stream.seeded(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert torch.equal(asked, images)
@@ -252,10 +252,10 @@ def test_a_client_trains_on_the_transformed_images(recipe: Recipe) -> None:
     module, batch = models.build("lenet", SAMPLES.domain, seed=0), SAMPLES.batch(range(4))
     defense = DEFENSES.build("ats")
     sent = Client(module, recipe=recipe).model.params
-    reply = Client(module, recipe=recipe, defense=defense).reply(sent, batch, generator(5)).update
-    same = Batch(defense.on_inputs(batch.inputs, generator(5)), batch.labels)
-    expected = Client(module, recipe=recipe).reply(sent, same, generator(6)).update
-    plain = Client(module, recipe=recipe).reply(sent, batch, generator(6)).update
+    reply = Client(module, recipe=recipe, defense=defense).reply(sent, batch, Stream.seeded(5)).update
+    same = Batch(defense.on_inputs(batch.inputs, Stream.seeded(5)), batch.labels)
+    expected = Client(module, recipe=recipe).reply(sent, same, Stream.seeded(6)).update
+    plain = Client(module, recipe=recipe).reply(sent, batch, Stream.seeded(6)).update
     for name in reply:
         torch.testing.assert_close(reply[name], expected[name])
     assert any(not torch.allclose(reply[name], plain[name]) for name in reply)

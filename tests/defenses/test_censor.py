@@ -10,7 +10,7 @@ from exchanges import SAMPLES
 from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import norm
 from gradveil.core.types import Params, Recipe
 from gradveil.data import load
@@ -20,7 +20,7 @@ from steps import step_of, step_on
 
 
 def defended(spec: str, gradient: Params, step: Step, seed: int = 0) -> Params:
-    fresh = replace(step, rng=generator(seed, "defense"))
+    fresh = replace(step, rng=Stream.seeded(seed, "defense"))
     return DEFENSES.build(spec).on_gradient(gradient, fresh)
 
 
@@ -83,9 +83,9 @@ def test_the_candidate_of_the_lowest_loss_is_sent(
     monkeypatch.setitem(censor.CANDIDATES_AT_ONCE, "cpu", at_once)
     gradient, step = step_on("lenet:init=wide", examples=8)
     sent = defended(f"censor:layerwise={str(layerwise).lower()}", gradient, step)
-    rng, size = generator(0, "defense"), flat(gradient).numel()
+    rng, like = Stream.seeded(0, "defense"), flat(gradient)
     rows = [20] if at_once > 1 else [1] * 20
-    draws = [row for count in rows for row in torch.randn(count, size, generator=rng)]
+    draws = [row for count in rows for row in rng.normal((count, len(like)), like)]
     candidates = slow_candidates(gradient, draws, layerwise=layerwise)
     losses = losses_after(step, candidates)
     best = candidates[losses.index(min(losses))]
@@ -98,7 +98,7 @@ def test_many_candidates_in_one_call_have_the_losses_of_one_after_another() -> N
     for model in ("lenet", "convnet:width=8"):
         gradient, step = step_on(model)
         layout = trials.Flat(gradient)
-        drawn = [0.1 * part for part in layout.gaussian(3, generator(1))]
+        drawn = [0.1 * part for part in layout.gaussian(3, Stream.seeded(1))]
         judge = trials.LossAfter(step, layout, lr=0.1)
         in_turn = judge.in_turn(drawn, start_too=True)
         assert torch.allclose(in_turn, judge.at_once(drawn, start_too=True), rtol=1e-4)
@@ -120,7 +120,7 @@ def test_losses_of_tied_parameters() -> None:
 
     gradient, step = step_of(Tied(), SAMPLES.batch(range(4)))
     layout = trials.Flat(gradient)
-    drawn = layout.gaussian(2, generator(1))
+    drawn = layout.gaussian(2, Stream.seeded(1))
     candidates = [{name: t[trial] for name, t in layout.named(drawn).items()} for trial in range(2)]
     assert trials.LossAfter(step, layout, lr=0.1)(drawn) == pytest.approx(losses_after(step, candidates), rel=1e-5)
 
@@ -190,7 +190,7 @@ def test_frozen_parameters_take_part_in_the_losses() -> None:
     params = {name: step.params[name] for name in trained}
     part = replace(step, params=params, frozen={n: p for n, p in step.params.items() if n not in trained})
     sent = defended("censor", trained, part)
-    draws = list(torch.randn(20, flat(trained).numel(), generator=generator(0, "defense")))
+    draws = list(Stream.seeded(0, "defense").normal((20, flat(trained).numel()), flat(trained)))
     candidates = slow_candidates(trained, draws)
     losses = losses_after(part, candidates)
     assert sent.keys() == trained.keys()
@@ -241,7 +241,7 @@ def test_norms_name_the_private_image_unless_they_are_hidden() -> None:
 def test_a_public_gradient_is_what_remains_of_a_candidate() -> None:
     gradient, step = step_on("lenet:init=wide")
     sent = defended("censor:source=public,trials=1", gradient, step)
-    place = int(torch.randperm(50, generator=generator(0, "defense"))[0])
+    place = int(Stream.seeded(0, "defense").permutation(50)[0])
     public = step.gradient(SAMPLES.batch([50 + place]))
     for name in sent:
         along = (public[name] * gradient[name]).sum() / gradient[name].square().sum()
@@ -290,7 +290,7 @@ def test_it_rests_after_its_rounds() -> None:
 def test_candidates_are_judged_at_the_given_learning_rate() -> None:
     gradient, step = step_on("lenet:init=wide", examples=8)
     sent = defended("censor:lr=1e-4", gradient, step)
-    rows = list(torch.randn(20, flat(gradient).numel(), generator=generator(0, "defense")))
+    rows = list(Stream.seeded(0, "defense").normal((20, flat(gradient).numel()), flat(gradient)))
     candidates = slow_candidates(gradient, rows)
     at = {name: p.double() for name, p in step.params.items()}
     exact = replace(step, batch=type(step.batch)(step.batch.inputs.double(), step.batch.labels))
@@ -307,7 +307,7 @@ def test_a_local_run_repeats_and_reads_its_public_images_once(monkeypatch: pytes
     for spec in ("censor:trials=3", "censor:trials=3,source=public,norms=public,temperature=0.1"):
         client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=DEFENSES.build(spec))
         batch, sent = SAMPLES.batch(range(4)), client.model.params
-        first, second = (client.reply(sent, batch, generator(3)) for _ in range(2))
+        first, second = (client.reply(sent, batch, Stream.seeded(3)) for _ in range(2))
         assert all(torch.equal(first.update[name], second.update[name]) for name in sent)
         assert len(first.log.values("cosine")) == 4
     assert len(read) == 2, "once for each of two replies, not for each of their four steps"

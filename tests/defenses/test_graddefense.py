@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.defenses import DEFENSES, Step, graddefense
 from gradveil.defenses.graddefense import Estimate, GradDefense, equal_slices, sensitivities
 from gradveil.defenses.public import public_images
-from steps import SAMPLES, step_of, step_on
+from steps import SAMPLES, in_double, step_of, step_on
 
 
 def root_set(count: int) -> Batch:
@@ -36,21 +36,22 @@ def slow_sensitivity(step: Step, root: Batch, name: str) -> float:
 
 @pytest.mark.parametrize("model", ["lenet", "convnet:width=8", "vit:depth=1,dim=48"])
 def test_sensitivities_are_those_of_a_loop_over_tensors_and_examples(model: str) -> None:
-    _, step = step_on(model)
-    root = root_set(4)
+    step, root = in_double(step_on(model)[1]), root_set(4)
+    root = Batch(root.inputs.double(), root.labels)
     found = sensitivities(step, root)
     assert list(found) == list(step.params)
     largest = max(found.values())
     for name in list(found)[::3]:
         # The sum over the last bias is a sum of differences of probabilities: zero up to rounding.
-        assert found[name] == pytest.approx(slow_sensitivity(step, root, name), rel=1e-3, abs=1e-5 * largest), name
+        assert found[name] == pytest.approx(slow_sensitivity(step, root, name), rel=1e-5, abs=1e-9 * largest), name
 
 
 def test_parts_of_the_root_set_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, step = step_on("lenet:init=wide")
-    whole = sensitivities(step, root_set(7))
+    step, root = in_double(step_on("lenet:init=wide")[1]), root_set(7)
+    root = Batch(root.inputs.double(), root.labels)
+    whole = sensitivities(step, root)
     monkeypatch.setattr(graddefense, "INPUTS_AT_ONCE", {"cpu": 3 * 3072})
-    assert sensitivities(step, root_set(7)) == pytest.approx(whole, rel=1e-4)
+    assert sensitivities(step, root) == pytest.approx(whole, rel=1e-9, abs=1e-9 * max(whole.values()))
 
 
 @pytest.mark.parametrize("model", ["lenet", "convnet:width=8", "mlp", "vgg11:batch_norm=false"])
@@ -116,7 +117,7 @@ def test_half_of_the_slices_get_noise_of_that_deviation_and_the_others_stay() ->
     run = DEFENSES.build("graddefense:sigma=0.3,images=8").prepared(step)
     patterns = set()
     for seed in range(6):
-        sent = run.on_gradient(gradient, replace(step, rng=generator(seed)))
+        sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(seed)))
         noise = {name: (sent[name] - gradient[name]).flatten() for name in gradient}
         flat = torch.cat([*noise.values()])
         index = torch.cat([run.where[name].flatten() for name in gradient]).long()
@@ -139,7 +140,9 @@ def test_the_run_is_deterministic_and_prepares_once(monkeypatch: pytest.MonkeyPa
         recipe=Recipe(sends="delta", epochs=3, batch_size=2),
         defense=DEFENSES.build("graddefense"),
     )
-    first, second = (client.reply(client.model.params, SAMPLES.batch(range(4)), generator(3)).update for _ in range(2))
+    first, second = (
+        client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(3)).update for _ in range(2)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert len(calls) == 2
 
@@ -148,8 +151,8 @@ def test_examples_are_clipped_in_the_perturbed_slices_alone() -> None:
     _, step = step_on("lenet:init=wide", examples=3)
     gradient = step.gradient()
     run = DEFENSES.build("graddefense:sigma=0,bound=0.01,images=8").prepared(step)
-    sent = run.on_gradient(gradient, replace(step, rng=generator(1)))
-    chosen = torch.randperm(10, generator=generator(1))[:5].tolist()
+    sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(1)))
+    chosen = Stream.seeded(1).permutation(10)[:5].tolist()
     singles = [step.gradient(step.batch.take(slice(i, i + 1))) for i in range(3)]
     for single in singles:
         for part in chosen:

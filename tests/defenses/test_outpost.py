@@ -10,7 +10,7 @@ from exchanges import SAMPLES
 from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Params, Recipe
 from gradveil.defenses import DEFENSES, Log, Step, outpost
 from steps import step_on
@@ -19,7 +19,7 @@ LENET = [[f"{layer}.weight", f"{layer}.bias"] for layer in ("body.0", "body.2", 
 
 
 def defended(spec: str, gradient: Params, step: Step, seed: int = 0, number: int = 1) -> Params:
-    fresh = replace(step, rng=generator(seed, "defense"), number=number)
+    fresh = replace(step, rng=Stream.seeded(seed, "defense"), number=number)
     return DEFENSES.build(spec).on_gradient(gradient, fresh)
 
 
@@ -175,7 +175,7 @@ def test_part_of_the_parameters_may_be_frozen() -> None:
 def test_a_local_run_counts_its_steps_over_all_epochs() -> None:
     recipe = Recipe(sends="delta", epochs=20, batch_size=2, lr=1e-3)
     client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=DEFENSES.build("outpost"))
-    logs = [client.reply(client.model.params, SAMPLES.batch(range(8)), generator(seed)).log for seed in range(8)]
+    logs = [client.reply(client.model.params, SAMPLES.batch(range(8)), Stream.seeded(seed)).log for seed in range(8)]
     perturbed = torch.tensor([log.values("perturbed") for log in logs])
     assert perturbed.shape == (8, 80)
     assert perturbed[:, 0].all()

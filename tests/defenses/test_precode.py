@@ -17,6 +17,7 @@ from gradveil.attacks import ATTACKS, Budget
 from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES, precode
@@ -51,7 +52,7 @@ def observed(
             model=model,
             domain=SAMPLES.domain,
             sent=client.model.params,
-            reply=client.reply(client.model.params, batch, generator(0, "defense", i)).update,
+            reply=client.reply(client.model.params, batch, Stream.seeded(0, "defense", i)).update,
             batch=batch,
             recipe=recipe,
             defense=spec,
@@ -166,7 +167,7 @@ def test_shared_parameters_stay_shared() -> None:
     assert changed.alias is changed.last  # type: ignore[union-attr]
     assert changed.last[1].weight is changed.middle.weight  # type: ignore[union-attr,index]
     client = Client(changed, recipe=Recipe(), defense=DEFENSES.build("precode:size=4"))
-    reply = client.reply(client.model.params, SAMPLES.batch(range(3)), generator(0)).update
+    reply = client.reply(client.model.params, SAMPLES.batch(range(3)), Stream.seeded(0)).update
     assert reply.keys() == client.model.params.keys()
     assert sum("encoder" in name for name in reply) == 2, "once, whatever its names"
 
@@ -210,7 +211,7 @@ def test_a_client_whose_model_was_not_reshaped_is_refused() -> None:
     """Otherwise it would send gradients without any defense and say nothing."""
     client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("precode"))
     with pytest.raises(GradveilError, match="no bottleneck; build it with the defense's on_model"):
-        client.reply(client.model.params, SAMPLES.batch([0]), generator(0))
+        client.reply(client.model.params, SAMPLES.batch([0]), Stream.seeded(0))
 
 
 @pytest.mark.parametrize(
@@ -236,12 +237,12 @@ def test_a_classifier_over_positions_is_refused_in_one_line() -> None:
 
 def test_only_the_draw_is_random_and_it_is_standard_normal() -> None:
     defense, model = DEFENSES.build("precode"), Functional(reshaped())
-    drawn = defense.on_forward(model, 400, generator(0))
+    drawn = defense.on_forward(model, 400, Stream.seeded(0))
     noise = drawn.buffers["fc.0.noise"]
     assert noise.shape == (400, 256)
     assert noise.mean().abs() < 0.01
     assert noise.std().item() == pytest.approx(1, abs=0.01)
-    assert torch.equal(noise, defense.on_forward(model, 400, generator(0)).buffers["fc.0.noise"])
+    assert torch.equal(noise, defense.on_forward(model, 400, Stream.seeded(0)).buffers["fc.0.noise"])
     assert model.buffers["fc.0.noise"].eq(0).all(), "the model that was given is not edited"
 
 
@@ -251,14 +252,14 @@ def test_a_client_sends_the_gradient_of_the_drawn_code_with_its_divergence(recip
     module, batch = reshaped(spec="precode:kl_weight=0.5"), SAMPLES.batch(range(4))
     defense = DEFENSES.build("precode:kl_weight=0.5")
     client = Client(module, recipe=recipe, defense=defense)
-    reply = client.reply(client.model.params, batch, generator(3)).update
-    copied, rng, size = copy.deepcopy(module), generator(3), recipe.batch_size or 4
+    reply = client.reply(client.model.params, batch, Stream.seeded(3)).update
+    copied, rng, size = copy.deepcopy(module), Stream.seeded(3), recipe.batch_size or 4
     for _ in range(recipe.epochs):
         for start in range(0, 4, size):
             part = batch.take(slice(start, start + size))
             features = copied.body(copied.normalize(part.inputs)).flatten(1)  # type: ignore[operator]
             bottleneck, linear = copied.fc  # type: ignore[misc]
-            outputs, divergence = by_hand(bottleneck, features, torch.randn(len(part), 256, generator=rng))
+            outputs, divergence = by_hand(bottleneck, features, rng.normal((len(part), 256), features))
             loss = cross_entropy(linear(outputs), part.labels) + 0.5 * divergence
             gradients = torch.autograd.grad(loss, list(copied.parameters()))
             if recipe.sends == "delta":
@@ -275,7 +276,7 @@ def test_a_client_sends_the_gradient_of_the_drawn_code_with_its_divergence(recip
 def test_replies_differ_by_the_draw_alone() -> None:
     client = Client(reshaped(), recipe=Recipe(), defense=DEFENSES.build("precode"))
     first, again, other = (
-        client.reply(client.model.params, SAMPLES.batch(range(2)), generator(seed)).update for seed in (1, 1, 2)
+        client.reply(client.model.params, SAMPLES.batch(range(2)), Stream.seeded(seed)).update for seed in (1, 1, 2)
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.allclose(first["fc.0.encoder.weight"], other["fc.0.encoder.weight"], rtol=1e-2)
@@ -315,7 +316,7 @@ def test_a_forward_pass_leaves_nothing_that_cannot_be_copied() -> None:
 
 def test_noise_for_other_examples_is_refused_in_one_line() -> None:
     """Such as gradients of single examples where a draw for the batch stands: better no result than a wrong one."""
-    model = DEFENSES.build("precode:size=16").on_forward(functional(), 4, generator(0))
+    model = DEFENSES.build("precode:size=16").on_forward(functional(), 4, Stream.seeded(0))
     with pytest.raises(GradveilError, match=r"drew noise for 4 examples, but .* of 1: the two cannot be chained"):
         vmap(lambda x: model(model.params, x[None]))(SAMPLES.batch(range(4)).inputs.double())
 
@@ -357,5 +358,5 @@ def test_one_example_gives_its_draw_away() -> None:
         rows[layer] = seen.reply[f"fc.0.{layer}.weight"][row] / bias[row]
     bottleneck = copy.deepcopy(seen.module.get_submodule("fc.0"))
     mean, spread = bottleneck.encoder(rows["encoder"]).chunk(2)  # type: ignore[operator]
-    drawn = torch.randn(1, 256, generator=generator(0, "defense", 0))[0]
+    drawn = Stream.seeded(0, "defense", 0).normal((1, 256), mean)[0]
     torch.testing.assert_close((rows["decoder"] - mean) / F.softplus(spread), drawn, rtol=1e-2, atol=1e-2)

@@ -11,7 +11,7 @@ from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES, Step, soteria
 from gradveil.models import classifier
@@ -86,7 +86,9 @@ def test_screening_finds_the_same_columns_in_a_large_batch_with_a_part_of_the_wo
         assert sum(work) == 16 * 768
         work.clear()
         for seed in range(2):
-            assert zero_columns(f"soteria:screen=true{options}", replace(step, rng=generator(seed)))[0] == everything
+            assert (
+                zero_columns(f"soteria:screen=true{options}", replace(step, rng=Stream.seeded(seed)))[0] == everything
+            )
         assert sum(work) / 2 < 0.2 * 16 * 768
 
 
@@ -100,7 +102,7 @@ def test_settled_entries_are_settled_as_their_margin_says() -> None:
         bias, variance = score.bias_and_variance(16)
         exact, errors = score(rows.values, norms).sum(0), []
         for seed in range(4):
-            terms = score(rows.values, rows.estimated(16, generator(seed))) / bias
+            terms = score(rows.values, rows.estimated(16, Stream.seeded(seed))) / bias
             errors.append((terms.sum(0) - exact) / (variance * terms.square().sum(0)).sqrt())
         all_errors = torch.stack(errors)
         assert all_errors.mean().abs() < 0.15
@@ -149,14 +151,14 @@ def test_statistics_over_the_batch_are_differentiated_as_they_are() -> None:
     module = models.build("convnet:width=8", SAMPLES.domain, seed=0)
     client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build("soteria"))
     batch = SAMPLES.batch(range(4))
-    sent = client.reply(client.model.params, batch, generator(0)).update["linear.weight"]
+    sent = client.reply(client.model.params, batch, Stream.seeded(0)).update["linear.weight"]
     _, step = step_of(client.model.module, batch)
     step = replace(step, model=client.model)
     slow = slow_scores(step, "paper").sort(descending=True, stable=True).indices
     assert set((sent == 0).all(0).nonzero().flatten().tolist()) >= set(slow[: round(0.8 * len(slow))].tolist())
     client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build("soteria:probes=8"))
     with pytest.raises(GradveilError, match="takes statistics over the batch"):
-        client.reply(client.model.params, batch, generator(0))
+        client.reply(client.model.params, batch, Stream.seeded(0))
 
 
 def test_models_that_do_not_fit_are_refused() -> None:
@@ -186,7 +188,7 @@ def test_impossible_options_are_refused(spec: str, message: str) -> None:
 
 
 def test_random_signs_are_balanced_and_independent() -> None:
-    signs = soteria.random_signs((40, 1000), generator(0))
+    signs = Stream.seeded(0).signs((40, 1000), torch.empty(0))
     assert set(signs.unique().tolist()) == {-1.0, 1.0}
     assert abs(float(signs.mean())) < 4 / 200
     products = (signs @ signs.T / 1000)[~torch.eye(40, dtype=torch.bool)]

@@ -7,6 +7,7 @@ import torch
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.defenses import DEFENSES, Log, sparsify
 from steps import step_on
 
@@ -43,7 +44,7 @@ def test_the_update_is_pruned_once() -> None:
     update, log = {"w": torch.tensor([0.1, -2.0, 1.0, 0.0])}, Log()
     defense = DEFENSES.build("sparsify:rate=0.5,at=update")
     assert defense.on_gradient(update, step_on(examples=1)[1]) is update
-    assert torch.equal(defense.on_update(update, generator(0), log)["w"], torch.tensor([0.0, -2.0, 1.0, 0.0]))
+    assert torch.equal(defense.on_update(update, Stream.seeded(0), log)["w"], torch.tensor([0.0, -2.0, 1.0, 0.0]))
     assert log.means() == {"zeros": 0.5}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,7 @@ from gradveil import joint, models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Batched
 from gradveil.attacks.matching import Matching
-from gradveil.core.types import Batch, Recipe
+from gradveil.core.types import Recipe
 from gradveil.joint import SharedNetwork, UnsupportedError, moments
 
 MODELS = [
@@ -28,19 +27,10 @@ MODELS = [
 ]
 
 
-@pytest.fixture
-def double_precision() -> Iterator[None]:
-    """Everything made while this holds is in float64, so that the comparison is not about rounding."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def ways(model: str, *, size: int, train: bool) -> tuple[dict[str, Batched], dict[str, Tensor], dict[str, object]]:
     attack = ATTACKS.build("ig:tv=0.1", Budget(1, 1))
     assert isinstance(attack, Matching)
-    batches = [Batch(batch.inputs.double(), batch.labels) for batch in private_batches(3, size)]
-    return attack.problems(observed(batches, model=model, recipe=Recipe(train_mode=train)), [0, 1, 2])
+    return attack.problems(observed(private_batches(3, size), model=model, recipe=Recipe(train_mode=train)), [0, 1, 2])
 
 
 @pytest.mark.usefixtures("double_precision")
@@ -60,7 +50,7 @@ def test_joint_slopes_are_those_of_double_backward(model: str, size: int, train:
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_layer_with_a_term_of_its_own_in_the_loss_is_covered(size: int) -> None:
     """PRECODE's bottleneck, with a draw for each example that the adversary has read, and in a part of the layers."""
-    batches = [Batch(batch.inputs.double(), batch.labels) for batch in private_batches(3, size)]
+    batches = private_batches(3, size)
     seen = observed(batches, model="lenet:init=wide", defense="precode:size=8")
     attack = ATTACKS.build("ig:tv=0.1", Budget(1, 1))
     assert isinstance(attack, Matching)
@@ -90,10 +80,9 @@ def test_a_layer_with_a_term_of_its_own_in_the_loss_is_covered(size: int) -> Non
 def test_an_unformed_gradient_has_the_slopes_of_a_formed_one(
     attack: str, defense: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = [Batch(batch.inputs.double(), batch.labels) for batch in private_batches(2)]
     chosen = ATTACKS.build(attack, Budget(1, 1))
     assert isinstance(chosen, Matching)
-    found, starts, given = chosen.problems(observed(batches, model="resnet18", defense=defense), [0, 1])
+    found, starts, given = chosen.problems(observed(private_batches(2), model="resnet18", defense=defense), [0, 1])
     if defense.startswith("clip"):
         assert (given["bound"] - 0.5).abs().max() < 1e-6
     if defense.startswith("noise"):

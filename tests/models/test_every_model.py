@@ -41,7 +41,8 @@ def matching_problem(spec: str, domain: Domain, problems: int) -> tuple[Function
     rng = torch.Generator().manual_seed(1)
     inputs = torch.rand(problems, 1, *domain.shape, generator=rng, dtype=torch.float64)
     labels = torch.randint(domain.classes, (problems, 1), generator=rng)
-    return model, inputs, labels, trees.gaussian_like(model.params, rng)
+    target = trees.map_each(lambda p: torch.randn(p.shape, generator=rng, dtype=p.dtype), model.params)
+    return model, inputs, labels, target
 
 
 def loss(model: Functional, params: Params, inputs: Tensor, labels: Tensor) -> Tensor:

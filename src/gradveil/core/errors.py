@@ -1,8 +1,19 @@
 """Errors a person can act on: one line that names the thing and what would fix it."""
 
+_LONGEST = 2000
+
 
 class GradveilError(Exception):
-    """Bad usage or bad input. The command line prints its one line and exits with code 2."""
+    """Bad usage or bad input. The command line prints its one line and exits with code 2.
+
+    What it quotes may come from a stranger's file and be meant to break lines, to steer a terminal or to fill it: only
+    printable characters are shown as they are, and not too many.
+    """
+
+    def __init__(self, line: str) -> None:
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST * 3 // 4]} ... {line[-_LONGEST // 4 :]}"
+        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in line))
 
 
 class UnknownNameError(GradveilError):
@@ -14,11 +25,4 @@ class NotAvailableError(GradveilError):
 
 
 class BadFileError(GradveilError):
-    """A file from outside that is truncated, too large, of another kind or holds impossible values.
-
-    What it quotes of the file may be meant to break lines or to steer a terminal: only printable characters are shown
-    as they are.
-    """
-
-    def __init__(self, line: str) -> None:
-        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in line))
+    """A file from outside that is truncated, too large, of another kind or holds impossible values."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from gradveil.core.types import Params
 
 _STRETCH = 4096
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def map_each(function: Callable[..., Tensor], tree: Params, *others: Params) -> Params:
@@ -64,6 +66,54 @@ def _norms(rows: Tensor) -> Tensor:
     return found
 
 
+def is_dense(tensor: object) -> bool:
+    """Whether this is a dense tensor of real numbers of 16 bits or more: what can be compared and defended."""
+    real = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return isinstance(tensor, Tensor) and not tensor.is_meta and tensor.dtype in real and tensor.layout == torch.strided
+
+
+def is_plain(tensor: object) -> bool:
+    """The same, and all of its numbers are finite."""
+    return is_dense(tensor) and all_finite({"": cast(Tensor, tensor)})
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """The same bits as whole numbers."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    return plain.view(_WHOLE[plain.element_size()])
+
+
+def differing(trees: Mapping[str, Tensor | None], others: Params) -> list[str]:
+    """The names of ``others`` whose tensors differ bit for bit: NaN equals itself, and 0 is not -0.
+
+    A GPU is asked once for all of them.
+    """
+    alike: Params = {}
+    for name, other in others.items():
+        one = trees.get(name)
+        if one is not None and (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device):
+            alike[name] = one
+    odd = [name for name in others if name not in alike]
+    pairs = {name: (bits_of(one), bits_of(others[name])) for name, one in alike.items()}
+    there = [name for name, (one, _) in pairs.items() if one.device.type != "cpu" and one.numel()]
+    odd += [name for name, (one, other) in pairs.items() if name not in there and not torch.equal(one, other)]
+    for device in {pairs[name][0].device for name in there}:
+        names = [name for name in there if pairs[name][0].device == device]
+        flags = torch.stack([torch.ne(*pairs[name]).any() for name in names]).tolist()
+        odd += [name for name, flag in zip(names, flags, strict=True) if flag]
+    return odd
+
+
+def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
+    """The sum of the bits of each, by which two states are told apart without a copy. A GPU is asked once."""
+    if not tensors:
+        return []
+    sums = [bits_of(tensor).sum() for tensor in tensors]
+    together = len({total.device for total in sums}) == 1
+    return torch.stack(sums).tolist() if together else [int(total) for total in sums]
+
+
 def detached(tree: Params) -> Params:
     return map_each(lambda x: x.detach().clone(), tree)
 
@@ -85,8 +135,3 @@ def all_finite(tree: Params) -> bool:
     if len({(norm.device, norm.dtype) for norm in largest}) > 1:
         largest = tuple(norm.to(largest[0].device, torch.float64) for norm in largest)
     return bool(torch.stack(list(largest)).isfinite().all())  # one question to the card
-
-
-def gaussian_like(tree: Params, rng: torch.Generator) -> Params:
-    """Independent N(0, 1) entries in the shapes of ``tree``, drawn on the generator's device."""
-    return map_each(lambda x: torch.randn(x.shape, generator=rng, device=rng.device, dtype=x.dtype).to(x.device), tree)

@@ -13,8 +13,8 @@ from gradveil.defenses import (  # noqa: F401  (each registers its own)
     soteria,
     sparsify,
 )
-from gradveil.defenses.base import Defense, Log, Step, Transform
-from gradveil.defenses.chain import Chain
+from gradveil.defenses.base import Defense, Log, Step, Transform, check_result
+from gradveil.defenses.chain import Chain, links_of
 from gradveil.defenses.registry import DEFENSES
 
-__all__ = ["DEFENSES", "Chain", "Defense", "Log", "Step", "Transform"]
+__all__ = ["DEFENSES", "Chain", "Defense", "Log", "Step", "Transform", "check_result", "links_of"]

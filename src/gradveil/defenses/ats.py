@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
 from gradveil.defenses import image_operations as operations
 from gradveil.defenses.base import Defense
 from gradveil.defenses.registry import DEFENSES
@@ -82,10 +83,10 @@ class ATS(Defense):
         self.crop = crop
 
     @torch.no_grad()
-    def on_inputs(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
+    def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:
         count, longest = len(inputs), max(map(len, self.policies))
-        chosen = _whole(len(self.policies), (count,), rng, inputs)
-        signs = 2 * _whole(2, (count, longest), rng, inputs) - 1
+        chosen = rng.integers(len(self.policies), (count,), inputs.device)
+        signs = 2 * rng.integers(2, (count, longest), inputs.device) - 1
         start = _cropped(inputs, rng) if self.crop else inputs
         outputs = start.clone()
         for number, policy in enumerate(self.policies):
@@ -117,12 +118,8 @@ def _parsed(part: str, whole: str) -> Policy:
     return tuple(map(int, numbers))
 
 
-def _cropped(inputs: Tensor, rng: torch.Generator) -> Tensor:
+def _cropped(inputs: Tensor, rng: Stream) -> Tensor:
     """A frame of the same size, at most four pixels off in each direction, every second one mirrored."""
-    off = _whole(2 * _FRAME + 1, (2, len(inputs)), rng, inputs) - _FRAME
-    return operations.crop_and_mirror(inputs, off[0], off[1], _whole(2, (len(inputs),), rng, inputs) == 1)
-
-
-def _whole(below: int, shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tensor:
-    """Whole numbers from 0 on."""
-    return torch.randint(below, shape, generator=rng, device=rng.device).to(like.device)
+    off = rng.integers(2 * _FRAME + 1, (2, len(inputs)), inputs.device) - _FRAME
+    mirrored = rng.integers(2, (len(inputs),), inputs.device) == 1
+    return operations.crop_and_mirror(inputs, off[0], off[1], mirrored)

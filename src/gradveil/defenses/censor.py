@@ -130,7 +130,7 @@ class Censor(Defense):
         losses = [math.inf if math.isnan(loss) else loss for loss in losses]
         if self.temperature == 0:
             return losses
-        luck = torch.empty(len(losses), device=step.rng.device).exponential_(generator=step.rng).tolist()
+        luck = step.rng.exponential((len(losses),), torch.empty(0)).tolist()
         return [loss - self.temperature / len(step.batch) * draw for loss, draw in zip(losses, luck, strict=True)]
 
     def _targets(self, own: Tensor, flat: Flat, step: Step) -> Tensor:
@@ -138,8 +138,7 @@ class Censor(Defense):
         if self.norms == "preserve":
             return own
         if self.norms == "random":
-            drawn = torch.randn(len(own), generator=step.rng, device=step.rng.device)
-            return own * (self.spread * drawn).exp().to(own)
+            return own * (self.spread * step.rng.normal((len(own),), own)).exp()
         pool = self._pool or self._public_pool(step)
         public = step.gradient(pool.take(slice(len(step.batch))))
         return norms_of(flat.pieces(flat.joined(public), self.layerwise))
@@ -149,14 +148,14 @@ class Censor(Defense):
         room = CANDIDATES_AT_ONCE["cuda" if step.batch.inputs.is_cuda else "cpu"]
         chunk = max(1, min(self.trials, room // flat.bytes))
         pool = (self._pool or self._public_pool(step)) if self.source == "public" else None
-        order = None if pool is None else torch.randperm(len(pool), generator=step.rng, device=step.rng.device)
+        order = None if pool is None else step.rng.permutation(len(pool), pool.labels.device)
         examples = None if pool is None else Examples(step)
         for start in range(0, self.trials, chunk):
             stop = min(start + chunk, self.trials)
             if pool is None or order is None or examples is None:
                 yield flat.gaussian(stop - start, step.rng)
             else:
-                shown = pool.take(order[start:stop].to(pool.labels.device))
+                shown = pool.take(order[start:stop])
                 yield flat.joined(examples.gradients(shown), leading=1)
 
     def _public_pool(self, step: Step) -> Batch:

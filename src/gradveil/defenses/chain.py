@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-import torch
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
 from gradveil.core.types import Params
+from gradveil.defenses.accounting import Guarantee
 from gradveil.defenses.base import Defense, Log, Step, Transform
 from gradveil.models.functional import Functional
 
@@ -23,8 +24,23 @@ class Chain(Defense):
             _check_order(earlier, later)
 
     @property
+    def changes_updates(self) -> bool:
+        return any(link.changes_updates for link in self.links)
+
+    @property
     def reshapes(self) -> bool:  # type: ignore[override]
         return any(link.reshapes for link in self.links)
+
+    @property
+    def delta(self) -> float | None:  # type: ignore[override]
+        return next((link.delta for link in self.links if link.delta is not None), None)
+
+    def planned(self) -> Guarantee | None:
+        return next((plan for link in self.links if (plan := link.planned()) is not None), None)
+
+    def check_steps(self, steps: int) -> None:
+        for link in self.links:
+            link.check_steps(steps)
 
     def check(self, model: nn.Module) -> None:
         for link in self.links:
@@ -35,7 +51,7 @@ class Chain(Defense):
             model = link.on_model(model)
         return model
 
-    def on_inputs(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
+    def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:
         for link in self.links:
             inputs = link.on_inputs(inputs, rng)
         return inputs
@@ -43,7 +59,7 @@ class Chain(Defense):
     def prepared(self, start: Step) -> Defense:
         return Chain([link.prepared(start) for link in self.links])
 
-    def on_forward(self, model: Functional, examples: int, rng: torch.Generator) -> Functional:
+    def on_forward(self, model: Functional, examples: int, rng: Stream) -> Functional:
         for link in self.links:
             model = link.on_forward(model, examples, rng)
         return model
@@ -53,10 +69,15 @@ class Chain(Defense):
             gradient = link.on_gradient(gradient, step)
         return gradient
 
-    def on_update(self, update: Params, rng: torch.Generator, log: Log) -> Params:
+    def on_update(self, update: Params, rng: Stream, log: Log) -> Params:
         for link in self.links:
             update = link.on_update(update, rng, log)
         return update
+
+
+def links_of(defense: Defense) -> list[Defense]:
+    """The defenses that a chain is made of, chains in it taken apart too; of any other defense itself."""
+    return [part for link in defense.links for part in links_of(link)] if isinstance(defense, Chain) else [defense]
 
 
 def _check_order(earlier: Defense, later: Defense) -> None:
@@ -65,6 +86,10 @@ def _check_order(earlier: Defense, later: Defense) -> None:
         raise GradveilError(
             f"{type(later).__name__} begins with the private examples, so that what {type(earlier).__name__} did to "
             "their gradient would be lost: put it first in the chain"
+        )
+    if earlier.delta is not None and later.delta is not None:
+        raise GradveilError(
+            f"{type(earlier).__name__} and {type(later).__name__} both count an epsilon: use one of them"
         )
     if earlier.guaranteed and not isinstance(later, Transform) and _changes_gradients(later):
         raise GradveilError(

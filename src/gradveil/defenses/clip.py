@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil import joint
 from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Log, Step, Transform
@@ -48,7 +49,7 @@ class Clip(Transform):
         super().__init__(at=at)
         self.bound, self.per = bound, per
 
-    def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         if self.per == "global":
             length = norm(tree)
             log.add("clipped", (length > self.bound).float())
@@ -75,13 +76,19 @@ class ClipExamples(Defense):
 
 
 def clipped_mean(step: Step, bound: float) -> Params:
-    """The mean over the batch of each example's whole gradient, scaled to at most ``bound``; logs the share clipped."""
+    """The mean over the batch of each example's whole gradient, scaled to at most ``bound``; logs the share clipped.
+
+    With an expected number of examples the sum is divided by that: one example more or less then changes it by at most
+    ``bound`` / expected, and nothing in it depends on how many there are.
+    """
+    if len(step.batch) == 0:
+        return map_each(torch.zeros_like, step.params)
     try:
         mean, clipped = _unformed(step, bound)
     except joint.UnsupportedError:
         mean, clipped = _formed(step, bound)
     step.log.add("clipped", clipped / len(step.batch))
-    return mean
+    return mean if step.expected is None else scaled(mean, len(step.batch) / step.expected)
 
 
 def _unformed(step: Step, bound: float) -> tuple[Params, float]:
@@ -98,6 +105,8 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
         _, calls, slopes = passed(network, step, some)
         with torch.no_grad():
             lengths = moments.lengths(calls, slopes, len(some), step.params.keys())
+            if not lengths.isfinite().all():
+                raise joint.UnsupportedError("an example's gradient is not finite: it is left out where each is formed")
             clipped += float((lengths > bound).sum())
             kept = shrinkage(lengths, bound)
             shrunk = tuple(_kept(slope, kept) for slope in slopes)
@@ -149,13 +158,21 @@ def example_norms(each: Params) -> Tensor:
 
 
 def scale_examples(each: Params, factors: Tensor) -> Params:
-    """Every example's gradient times its own factor [n]."""
-    return map_each(lambda g: g * factors.to(g.device).view(-1, *[1] * (g.dim() - 1)), each)
+    """Every example's gradient times its own factor [n]; nothing of one whose factor is 0, not even NaN."""
+
+    def times(g: Tensor) -> Tensor:
+        own = factors.to(g.device).view(-1, *[1] * (g.dim() - 1))
+        return torch.where(own > 0, g * own, 0.0)
+
+    return map_each(times, each)
 
 
 def shrinkage(lengths: Tensor, bound: float) -> Tensor:
-    """min(1, bound / length), and 1 for length 0."""
-    return (bound / lengths).clamp(max=1.0)
+    """min(1, bound / length), 1 for length 0, and 0 where the length is not finite.
+
+    A crafted broadcast can make one example's gradient infinite. To send NaN, or an error, would tell that it is there.
+    """
+    return torch.where(lengths.isfinite(), (bound / lengths).clamp(max=1.0), 0.0)
 
 
 def refuse_shared_statistics(step: Step, what: str) -> None:

@@ -70,7 +70,7 @@ def start_points(
     from_batch = kind == "batch"
     offered = step.batch if from_batch else public_images(public, targets.inputs, _PUBLIC, defense=defense)
     other = offered.labels != targets.labels[:, None]
-    worth = 2.0 * other + (~sensitive if from_batch else 0) + _drawn(step, other.shape, targets.inputs)
+    worth = 2.0 * other + (~sensitive if from_batch else 0) + step.rng.uniform(other.shape, targets.inputs)
     if from_batch:  # no example is a start for itself
         worth = worth.masked_fill(torch.eye(len(offered), dtype=torch.bool, device=worth.device)[sensitive], -1.0)
     count = min(each, len(offered) - from_batch)
@@ -172,11 +172,7 @@ def _parted(whole: Concealed, sizes: list[int]) -> list[Concealed]:
 def _noise(step: Step, targets: Batch, each: int) -> Starts:
     """Uniform pixels, and a random label that is not the sensitive one."""
     labels = targets.labels.repeat_interleave(each)
-    inputs = _drawn(step, (len(labels), *targets.inputs.shape[1:]), targets.inputs)
+    inputs = step.rng.uniform((len(labels), *targets.inputs.shape[1:]), targets.inputs)
     count = classes(step)
-    shift = torch.randint(1, max(2, count), labels.shape, generator=step.rng, device=step.rng.device)
-    return Starts(Batch(inputs, (labels + shift.to(labels.device)) % count), torch.full_like(labels, -1))
-
-
-def _drawn(step: Step, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.rand(shape, generator=step.rng, device=step.rng.device, dtype=like.dtype).to(like.device)
+    shift = 1 + step.rng.integers(max(1, count - 1), labels.shape, labels.device)
+    return Starts(Batch(inputs, (labels + shift) % count), torch.full_like(labels, -1))

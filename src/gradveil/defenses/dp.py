@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from gradveil.core.errors import GradveilError, NotAvailableError
-from gradveil.core.trees import add, gaussian_like
+from gradveil.core.streams import Stream
 from gradveil.core.types import Params
+from gradveil.defenses.accounting import MOST_STEPS, Guarantee, Ledger, check_delta, check_rate, guarantee
 from gradveil.defenses.base import Defense, Log, Step
 from gradveil.defenses.clip import clipped_mean
 from gradveil.defenses.registry import DEFENSES
 
-Accountant = Literal["rdp", "prv"]
-_COUNTED_FINELY = 100.0
-"""Up to which epsilon the prv accountant is asked: above, it takes gigabytes, and nobody is promised anything."""
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """(epsilon, delta) differential privacy towards one example that takes part or not, and whose count that is."""
-
-    epsilon: float
-    delta: float
-    accountant: str
-
 
 @DEFENSES.register("dp")
 class DP(Defense):
-    """DP-SGD: clip each example's gradient to ``bound``, add Gaussian noise of sigma * bound / n to their mean."""
+    """DP-SGD: clip each example's gradient to ``bound``, add Gaussian noise of sigma * bound / n to their mean.
+
+    n is the number of examples or, under Poisson sampling, the expected one. ``steps`` and ``sample_rate`` are the plan
+    of a whole training: more steps are refused unless ``beyond_plan``.
+    """
 
     guaranteed = True
+    delta: float
 
     def __init__(
         self,
@@ -47,25 +36,35 @@ class DP(Defense):
         delta: float = 1e-5,
         sample_rate: float | None = None,
         steps: int | None = None,
-        accountant: Accountant = "rdp",
+        beyond_plan: bool = False,
     ) -> None:
         if not 0 <= sigma < math.inf:
             raise GradveilError(f"defense dp: sigma is at least 0, not {sigma}")
         if not 0 < bound < math.inf:
             raise GradveilError(f"defense dp: bound is above 0, not {bound}")
-        if (sample_rate is None) != (steps is None):
-            raise GradveilError("defense dp: sample_rate and steps describe one training and go together: give both")
-        if sample_rate is not None and steps is not None:
-            _check_training(sample_rate, steps)
-        _check_delta(delta)
+        if steps is None and (sample_rate is not None or beyond_plan):
+            raise GradveilError("defense dp: sample_rate and beyond_plan are about a planned training: give its steps")
+        if steps is not None and not 1 <= steps <= MOST_STEPS:
+            raise GradveilError(f"defense dp: steps is at least 1 and at most {MOST_STEPS}, not {steps}")
+        try:
+            check_delta(delta)
+            check_rate(1.0 if sample_rate is None else sample_rate)
+        except GradveilError as error:
+            raise GradveilError(f"defense dp: {error}") from None
         self.sigma, self.bound, self.delta = sigma, bound, delta
-        self.sample_rate, self.steps, self.accountant = sample_rate, steps, accountant
+        self.sample_rate, self.steps, self.beyond_plan = sample_rate, steps, beyond_plan
 
     @property
     def starts_over(self) -> bool:
         return True
 
     def check(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.dtype.itemsize < 4:
+                raise GradveilError(
+                    f"defense dp cannot bound one example in {parameter.dtype} (parameter {name!r}), whose sums "
+                    "lose small parts: keep the model in float32"
+                )
         for name, layer in model.named_modules():
             if isinstance(layer, _BatchNorm):
                 raise GradveilError(
@@ -78,53 +77,71 @@ class DP(Defense):
                     "build the layer with track_running_stats=False"
                 )
 
-    def prepared(self, start: Step) -> Defense:
-        return _Run(self, len(start.batch))
+    def prepared(self, start: Step) -> Defense:  # noqa: ARG002
+        return _Run(self)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        self.enter(step, 1)
+        return self.noisy(step)
+
+    def enter(self, step: Step, steps: int, *also: Ledger) -> None:
+        """Write what a step costs into its ledger, and others, before anything of it is sent; if the plan allows it.
+
+        A rate below 1 is counted only for a step that was drawn so: nothing is gained from draws that others know.
+        """
+        self.check_steps(step.log.ledger.steps + steps)
+        for ledger in (step.log.ledger, *also):
+            ledger.add(self.sigma, 1.0 if step.sample_rate is None else step.sample_rate, steps)
+
+    def noisy(self, step: Step) -> Params:
+        """What the step sends: of an empty batch the noise alone."""
+        if step.divisor == 0:
+            raise GradveilError("defense dp: a step without examples needs the number that is expected of its draw")
         mean = clipped_mean(step, self.bound)
-        return add(mean, gaussian_like(mean, step.rng), self.sigma * self.bound / len(step.batch))
+        return step.rng.noised(mean, self.sigma * self.bound / step.divisor)
 
-    def guarantee(self, visits: int = 1) -> Guarantee:
-        """That of one reply that visits each example so often; nothing is gained from draws that others know."""
-        self.check_steps(visits)
-        return self._counted(1.0, visits)
-
-    def described(self) -> Guarantee | None:
-        """That of the whole training that ``sample_rate`` and ``steps`` describe, if it draws as they say."""
-        if self.sample_rate is None or self.steps is None:
+    def planned(self) -> Guarantee | None:
+        if self.steps is None:
             return None
-        return self._counted(self.sample_rate, self.steps)
+        rate = 1.0 if self.sample_rate is None else self.sample_rate
+        return guarantee(sigma=self.sigma, sample_rate=rate, steps=self.steps, delta=self.delta)
 
     def check_steps(self, steps: int) -> None:
-        """Refuse what takes an example through more steps than were described."""
-        if self.steps is not None and steps > self.steps:
+        if self.steps is not None and steps > self.steps and not self.beyond_plan:
             raise GradveilError(
-                f"defense dp: an example takes part in {steps} steps, more than the {self.steps} of the whole training "
-                "that sample_rate and steps describe"
+                f"defense dp: an example takes part in {steps} steps, more than the {self.steps} that are planned: "
+                "plan more by steps, or add beyond_plan=true and watch epsilon"
             )
-
-    def _counted(self, rate: float, steps: int) -> Guarantee:
-        return guarantee(sigma=self.sigma, sample_rate=rate, steps=steps, delta=self.delta, accountant=self.accountant)
 
 
 class _Run(Defense):
-    """One local run: it counts in how many steps each example takes part, and logs what that costs."""
+    """One local run. Where it is known which examples take part in a step, it costs no more than the most visited."""
 
-    def __init__(self, defense: DP, examples: int) -> None:
+    def __init__(self, defense: DP) -> None:
         self.defense = defense
-        self.visits = torch.zeros(examples, dtype=torch.int64)
+        self.ledger = Ledger()
+        self.visits: dict[int, int] = {}
+        self.most = 0
 
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        places = torch.arange(len(self.visits)) if step.index is None else step.index.cpu()
-        self.visits = self.visits.index_add(0, places, torch.ones_like(places))
-        return self.defense.on_gradient(gradient, step)
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        steps = 1 if step.index is None or step.sample_rate is not None else self._further(step.index)
+        self.defense.enter(step, steps, self.ledger)
+        return self.defense.noisy(step)
 
-    def on_update(self, update: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
+    def _further(self, index: Tensor) -> int:
+        """By how many steps the most visited example got further."""
+        places, times = torch.unique(index, return_counts=True)
+        for place, count in zip(places.tolist(), times.tolist(), strict=True):
+            # Twice in one batch is twice the influence, which costs as much as four steps.
+            self.visits[place] = self.visits.get(place, 0) + count**2
+        before, self.most = self.most, max(self.visits.values(), default=0)
+        return self.most - before
+
+    def on_update(self, update: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         try:
             found = {
-                "epsilon": self.defense.guarantee(max(1, int(self.visits.max()))),
-                "epsilon_described": self.defense.described(),
+                "epsilon_reply": self.ledger.guarantee(self.defense.delta),
+                "epsilon_planned": self.defense.planned(),
             }
         except NotAvailableError:  # the defense works without an accountant; only the numbers are missing
             return update
@@ -132,57 +149,3 @@ class _Run(Defense):
             if one is not None and math.isfinite(one.epsilon):
                 log.add(name, one.epsilon)
         return update
-
-
-@functools.lru_cache(maxsize=256)
-def guarantee(
-    *, sigma: float, sample_rate: float, steps: int, delta: float = 1e-5, accountant: Accountant = "rdp"
-) -> Guarantee:
-    """What ``steps`` steps cost, each on examples drawn independently with probability ``sample_rate``.
-
-    Where the prv accountant cannot count, the bound by rdp, which is above it, stands in for it and is named.
-    """
-    _check_training(sample_rate, steps)
-    _check_delta(delta)
-    if sigma == 0:
-        return Guarantee(math.inf, delta, accountant)
-    above = _accounted(sigma, sample_rate, steps, delta, "rdp")
-    if accountant == "rdp" or above.epsilon > _COUNTED_FINELY:
-        return above
-    try:
-        return _accounted(sigma, sample_rate, steps, delta, "prv")
-    except (RuntimeError, MemoryError):
-        return above
-
-
-def _accounted(sigma: float, sample_rate: float, steps: int, delta: float, accountant: Accountant) -> Guarantee:
-    with warnings.catch_warnings():
-        # Opacus warns of orders at the end of its list (ours is longer) and of log(0) at sample rate 1 (it is handled).
-        warnings.simplefilter("ignore")
-        counting, options = _accountant(accountant)
-        counting.history = [(sigma, sample_rate, steps)]
-        return Guarantee(float(counting.get_epsilon(delta=delta, **options)), delta, accountant)
-
-
-def _accountant(name: Accountant) -> tuple[Any, dict[str, Any]]:
-    """Opacus's accountant of that name, and the options of its ``get_epsilon``."""
-    try:
-        from opacus.accountants import PRVAccountant, RDPAccountant  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise NotAvailableError("accounting epsilon needs Opacus: pip install opacus") from error
-    if name == "prv":
-        return PRVAccountant(), {}
-    orders = [*RDPAccountant.DEFAULT_ALPHAS, 64, 128, 256, 512, 1024]
-    return RDPAccountant(), {"alphas": orders}
-
-
-def _check_training(sample_rate: float, steps: int) -> None:
-    if not 0 < sample_rate <= 1:
-        raise GradveilError(f"defense dp: sample_rate is above 0 and at most 1, not {sample_rate}")
-    if steps < 1:
-        raise GradveilError(f"defense dp: steps is at least 1, not {steps}")
-
-
-def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise GradveilError(f"defense dp: delta is above 0 and below 1, not {delta}")

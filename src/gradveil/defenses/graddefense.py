@@ -25,7 +25,7 @@ from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.clip import mean_over_examples, refuse_shared_statistics, sharing_layer, shrinkage
 from gradveil.defenses.public import public_images
 from gradveil.defenses.registry import DEFENSES
-from gradveil.defenses.soteria import mean_of_root, near
+from gradveil.defenses.soteria import mean_of_root
 
 INPUTS_AT_ONCE = {"cpu": 2**17, "cuda": 2**20}
 """So many input entries are differentiated twice together, by kind of device, at least one example: it takes memory."""
@@ -89,19 +89,15 @@ class _Run(Defense):
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         options, rng = self.options, step.rng
         chosen = torch.zeros(options.slices, dtype=torch.bool)
-        chosen[torch.randperm(options.slices, generator=rng, device=rng.device)[: options.perturbed].cpu()] = True
+        chosen[rng.permutation(options.slices)[: options.perturbed]] = True
         hit = map_each(lambda index: chosen.to(index.device)[index.long()], self.where)
         if options.bound is not None:
             clipped = self._clipped(step, options.bound)
             gradient = map_each(torch.where, {name: hit[name] for name in gradient}, clipped, gradient)
 
-        def disturbed(g: Tensor, inside: Tensor) -> Tensor:
-            noise = torch.randn(g.shape, generator=rng, device=rng.device, dtype=g.dtype).to(g.device)
-            return torch.where(inside, g + options.sigma * noise, g)
-
         share = sum(int(inside.sum()) for inside in hit.values()) / sum(inside.numel() for inside in hit.values())
         step.log.add("perturbed", share)
-        return map_each(disturbed, gradient, hit)
+        return map_each(torch.where, hit, rng.noised(gradient, options.sigma), gradient)
 
     def _clipped(self, step: Step, bound: float) -> Params:
         """The mean of the examples' gradients, the part of each in every slice scaled to at most ``bound``."""
@@ -209,8 +205,7 @@ class Estimate:
     def __call__(self, step: Step) -> dict[str, float]:
         if not self._right:
             return {}
-        rng, inputs = near(step.rng, self.root.inputs.device), self._repeated.inputs
-        directions = torch.randn(inputs.shape, generator=rng, device=rng.device, dtype=inputs.dtype).to(inputs.device)
+        directions = step.rng.normal(self._repeated.inputs.shape, self._repeated.inputs)
         norms = self._norms((step.params, step.frozen, step.model.buffers, directions))
         return dict(zip(self._right, norms.tolist(), strict=True))
 

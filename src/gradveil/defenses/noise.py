@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import add, map_each
+from gradveil.core.streams import Kind, Stream
+from gradveil.core.trees import add
 from gradveil.core.types import Params
 from gradveil.defenses.base import Log, Transform
 from gradveil.defenses.registry import DEFENSES
@@ -23,27 +21,16 @@ class Noise(Transform):
         self,
         *,
         sigma: float = 0.1,
-        kind: Literal["gaussian", "laplace"] = "gaussian",
+        kind: Kind = "gaussian",
         at: Literal["step", "update"] = "step",
     ) -> None:
         super().__init__(at=at)
         if not 0 <= sigma < math.inf:
             raise GradveilError(f"defense noise: sigma is at least 0, not {sigma}")
-        self.sigma = sigma
-        self.draw = {"gaussian": _gaussian, "laplace": _laplace}[kind]
+        self.sigma, self.kind = sigma, kind
 
-    def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
-        return map_each(lambda g: g + self.sigma * self.draw(g, rng), tree)
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        return rng.noised(tree, self.sigma, self.kind)
 
     def imitated(self, update: Params, drawn: Params) -> Params | None:
         return add(update, drawn, self.sigma)
-
-
-def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=rng, device=rng.device, dtype=like.dtype).to(like.device)
-
-
-def _laplace(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Of variance 1: a Laplace of scale b has variance 2 b^2. The difference of two exponentials is Laplace."""
-    pair = torch.empty((2, *like.shape), device=rng.device, dtype=like.dtype).exponential_(generator=rng)
-    return ((pair[0] - pair[1]) / 2**0.5).to(like.device)

@@ -62,7 +62,8 @@ class Outpost(Defense):
             return gradient
         perturbation = self._perturbation_of(gradient)
         fisher = _example_fisher(step) if self.fisher == "example" else None
-        noise = torch.randn(perturbation.draws, generator=step.rng, device=step.rng.device)
+        like = next(iter(gradient.values()))
+        noise = step.rng.normal((perturbation.draws,), like)
         perturb = perturbation.by_numpy if perturbation.in_numpy else perturbation.by_torch
         sent, risk = perturb(gradient, step.params, noise, fisher)
         step.log.add("risk", risk)
@@ -94,7 +95,7 @@ class Outpost(Defense):
 
 
 def _chances(step: Step) -> list[float]:
-    return torch.rand(CHANCES, generator=step.rng, device=step.rng.device).tolist()
+    return step.rng.uniform((CHANCES,), torch.empty(0, dtype=torch.float64)).tolist()
 
 
 class _Perturbation:
@@ -147,7 +148,7 @@ class _Perturbation:
         self, gradient: Params, params: Params, noise: Tensor, fisher: Params | None
     ) -> tuple[Params, float | Tensor]:
         """The same for floats on a CPU, where a call of torch takes longer to start. Scales ``noise`` in place."""
-        values, added = self._in_one_array(gradient), noise.cpu().numpy()
+        values, added = self._in_one_array(gradient), noise.numpy()
         risks = [min(1.0, _variance([params[name].detach().numpy() for name in names])) for names in self.weights]
         for part, risk in zip(self.noise_parts, risks, strict=True):
             added[part] *= self.scale * risk

@@ -13,6 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import isolated
+from gradveil.core.streams import Stream
 from gradveil.defenses.base import Defense
 from gradveil.defenses.registry import DEFENSES
 from gradveil.models.functional import AddsToLoss, Functional
@@ -95,13 +96,12 @@ class Precode(Defense):
             bottleneck = Bottleneck(linear.in_features, self.size, self.kl_weight)
         return bottleneck.to(device=weight.device, dtype=weight.dtype)
 
-    def on_forward(self, model: Functional, examples: int, rng: torch.Generator) -> Functional:
+    def on_forward(self, model: Functional, examples: int, rng: Stream) -> Functional:
         layers = [name for name, layer in model.module.named_modules() if isinstance(layer, Bottleneck)]
         if not layers:
             raise GradveilError("defense precode: the model has no bottleneck; build it with the defense's on_model")
-        return model.with_buffers(
-            {f"{name}.noise": _drawn(model.buffers[f"{name}.noise"], examples, rng) for name in layers}
-        )
+        codes = {f"{name}.noise": model.buffers[f"{name}.noise"] for name in layers}
+        return model.with_buffers({name: rng.normal((examples, code.shape[-1]), code) for name, code in codes.items()})
 
 
 def _last_linear(model: nn.Module) -> nn.Linear:
@@ -117,8 +117,3 @@ def _last_linear(model: nn.Module) -> nn.Linear:
             "end the model with one"
         )
     return found[-1]
-
-
-def _drawn(like: Tensor, examples: int, rng: torch.Generator) -> Tensor:
-    drawn = torch.randn((examples, like.shape[-1]), generator=rng, device=rng.device, dtype=like.dtype)
-    return drawn.to(like.device)

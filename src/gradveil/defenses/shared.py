@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import joint
-from gradveil.core.seeding import generator
+from gradveil.core.precise import without_tf32
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
 from gradveil.joint import moments
 
-_FEW = 2
-_SAME = 1e-2
 _FEW_WEIGHTS = "with so few weights it is quicker to form the gradient of every example"
 _judged: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], str]] = WeakKeyDictionary()
 """By model and trained parameters, why examples do not go through it together; empty where they do."""
@@ -79,20 +77,19 @@ def _complaint(network: joint.SharedNetwork, step: Step) -> str:
     example another gradient than it has alone. The client's own examples would not do: two that are equal hide that.
     """
     own = step.batch.inputs
-    drawn = torch.rand((_FEW, *own.shape[1:]), generator=generator(0, "layer rules")).to(own)
-    some = Batch(drawn, step.batch.labels[:1].repeat_interleave(_FEW, dim=0))
-    _, calls, slopes = passed(network, step, some)
-    if not moments.worth(calls, _FEW, step.params.keys()):
-        return _FEW_WEIGHTS
-    with torch.no_grad():
-        found: Params = joint.gradients(calls, slopes, _FEW, step.params.keys())
-    expected = step.example_gradients(some)
-    same = found.keys() == expected.keys() and all(
-        _close(found[name].flatten(1), tensor.flatten(1)) for name, tensor in expected.items()
-    )
+    drawn = joint.random_inputs(own.shape[1:]).to(own)
+    labels = step.batch.labels[:1].repeat_interleave(joint.FEW, dim=0)
+    with without_tf32():
+        _, calls, _ = passed(network, step, Batch(drawn, labels))
+        if not moments.worth(calls, joint.FEW, step.params.keys()):
+            return _FEW_WEIGHTS
+
+        def right(point: Params) -> bool:
+            some = Batch(point["inputs"], labels)
+            _, calls, slopes = passed(network, step, some)
+            with torch.no_grad():
+                found: Params = joint.gradients(calls, slopes, joint.FEW, step.params.keys())
+            return joint.same_gradients(found, step.example_gradients(some))
+
+        same = joint.agree_nearby(right, {"inputs": drawn})
     return "" if same else "the layer rules do not give the gradients of this model's examples"
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    away = (found - expected).norm(dim=1)
-    return bool((away <= _SAME * expected.norm(dim=1) + 1e-12).all())

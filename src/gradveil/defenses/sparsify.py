@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
 from gradveil.core.types import Params
 from gradveil.defenses.base import Log, Transform
 from gradveil.defenses.largest import LargestOfEach
@@ -23,7 +24,7 @@ class Sparsify(Transform):
             raise GradveilError(f"defense sparsify: rate is from 0 to below 1, not {rate}")
         self.rate = rate
 
-    def transform(self, tree: Params, rng: torch.Generator, log: Log) -> Params:  # noqa: ARG002
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         kept: Params = {}
         for device in {tensor.device for tensor in tree.values()}:
             kept |= kept_largest({name: g for name, g in tree.items() if g.device == device}, self.rate)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from gradveil.core.graphs import Replayed
+from gradveil.core.streams import Stream
 from gradveil.core.trees import exact_norms, map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import Step
@@ -69,10 +70,10 @@ class Flat:
         together = not others and device.type == "cuda" and self.bytes <= BATCHED
         return self._sizes[0] if together else None
 
-    def gaussian(self, count: int, rng: torch.Generator) -> list[Tensor]:
+    def gaussian(self, count: int, rng: Stream) -> list[Tensor]:
         """Independent N(0, 1) entries in vectors [count, size]."""
         return [
-            torch.randn((count, sum(sizes)), generator=rng, device=rng.device, dtype=dtype).to(device)
+            rng.normal((count, sum(sizes)), torch.empty(0, dtype=dtype, device=device))
             for (device, dtype), sizes in zip(self._names, self._sizes, strict=True)
         ]
 

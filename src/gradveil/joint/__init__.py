@@ -1,5 +1,17 @@
 """Many problems through one network: batches that share the weights, each with a gradient of its own."""
 
+from gradveil.joint.agreement import FEW, SAME, agree_nearby, random_inputs, same_gradients
 from gradveil.joint.network import Call, SharedNetwork, UnsupportedError, along, gradients
 
-__all__ = ["Call", "SharedNetwork", "UnsupportedError", "along", "gradients"]
+__all__ = [
+    "FEW",
+    "SAME",
+    "Call",
+    "SharedNetwork",
+    "UnsupportedError",
+    "agree_nearby",
+    "along",
+    "gradients",
+    "random_inputs",
+    "same_gradients",
+]

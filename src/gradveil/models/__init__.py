@@ -3,7 +3,7 @@
 from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
 from gradveil.models.building import build, canonical
 from gradveil.models.fronts import FRONTS, Fronted, Imprint, fronted, joined, split_front
-from gradveil.models.functional import AddsToLoss, Functional
+from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
 from gradveil.models.imported import is_import_path
 from gradveil.models.inputs import Normalize
 from gradveil.models.registry import MODELS
@@ -17,6 +17,7 @@ __all__ = [
     "Fronted",
     "Functional",
     "Imprint",
+    "Mirror",
     "Normalize",
     "Representation",
     "batch_norm_statistics",
@@ -28,5 +29,6 @@ __all__ = [
     "is_import_path",
     "joined",
     "representation",
+    "set_buffers",
     "split_front",
 ]

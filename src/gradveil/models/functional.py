@@ -88,6 +88,38 @@ class Functional:
         return other
 
 
+class Mirror:
+    """A live module as a function: in the modes that its layers are in now, with the buffers that it has now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        try:
+            self._copy = copy.deepcopy(module)
+        except RuntimeError as error:
+            raise GradveilError(
+                "the model cannot be copied: take nn.utils.parametrizations.weight_norm, not nn.utils.weight_norm, "
+                f"and keep no outputs in the model ({str(error).splitlines()[0][:80]})"
+            ) from error
+        self._functions: dict[tuple[bool, ...], Functional] = {}
+
+    def function(self) -> Functional:
+        """Dropout is off in it."""
+        modes = tuple(layer.training for layer in self._module.modules())
+        if modes not in self._functions:
+            for layer, mode in zip(self._copy.modules(), modes, strict=True):
+                layer.training = mode
+            self._functions[modes] = Functional(self._copy, train_mode=None)
+        plain = self._functions[modes]
+        return plain.with_buffers({n: b for n, b in self._module.named_buffers() if n in plain.buffers})
+
+
+def set_buffers(module: nn.Module, values: Params) -> None:
+    """Put tensors in the place of buffers, by name."""
+    for name, value in values.items():
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, value)
+
+
 def _switch_dropout_off(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, _DropoutNd):

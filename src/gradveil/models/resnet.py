@@ -18,6 +18,8 @@ from gradveil.models.inputs import first_operation, is_small
 from gradveil.models.registry import MODELS
 
 Stem = Literal["auto", "cifar", "imagenet"]
+Norm = Literal["batch", "group"]
+"""Group norm keeps examples apart, as ``dp`` needs it."""
 
 
 def _conv(channels: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -77,6 +79,7 @@ class ResNet(nn.Module):
         blocks: tuple[int, int, int, int],
         stem: Stem,
         normalize: bool,
+        norm: Norm = "batch",
     ) -> None:
         super().__init__()
         self.normalize = first_operation(domain, normalize)
@@ -94,6 +97,10 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*layers))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(channels, domain.classes)
+        if norm == "group":
+            for name, layer in [*self.named_modules()]:
+                if isinstance(layer, nn.BatchNorm2d):
+                    self.set_submodule(name, nn.GroupNorm(32, layer.num_features))
 
     def forward(self, inputs: Tensor) -> Tensor:
         out = self.maxpool(F.relu(self.bn1(self.conv1(self.normalize(inputs)))))
@@ -104,7 +111,12 @@ class ResNet(nn.Module):
 
 @MODELS.register("resnet18")
 def resnet18(
-    domain: Domain, *, stem: Stem = "auto", normalize: bool = True, weights: Literal["none", "cifar10"] = "none"
+    domain: Domain,
+    *,
+    stem: Stem = "auto",
+    normalize: bool = True,
+    norm: Norm = "batch",
+    weights: Literal["none", "cifar10"] = "none",
 ) -> ResNet:
     """ResNet-18; ``weights=cifar10`` is a network trained on CIFAR-10 (93.7% test accuracy).
 
@@ -112,9 +124,11 @@ def resnet18(
     ``normalize`` is off.
     """
     if weights == "none":
-        return ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem=stem, normalize=normalize)
-    if (domain.channels, domain.classes) != (3, 10) or stem == "imagenet":
-        raise GradveilError("resnet18's weights=cifar10 need 3 channels, 10 classes and the cifar stem; drop weights=")
+        return ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem=stem, normalize=normalize, norm=norm)
+    if (domain.channels, domain.classes) != (3, 10) or stem == "imagenet" or norm != "batch":
+        raise GradveilError(
+            "resnet18's weights=cifar10 need 3 channels, 10 classes, the cifar stem and batch norm; drop weights="
+        )
     model = ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem="cifar", normalize=False)
     model.load_state_dict(_cifar10_weights())
     return model
@@ -127,18 +141,18 @@ def _cifar10_weights() -> dict[str, Tensor]:
 
 
 @MODELS.register("resnet34")
-def resnet34(domain: Domain, *, stem: Stem = "auto", normalize: bool = True) -> ResNet:
+def resnet34(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-34; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=BasicBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize)
+    return ResNet(domain, block=BasicBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
 
 
 @MODELS.register("resnet50")
-def resnet50(domain: Domain, *, stem: Stem = "auto", normalize: bool = True) -> ResNet:
+def resnet50(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-50; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=Bottleneck, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize)
+    return ResNet(domain, block=Bottleneck, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
 
 
 @MODELS.register("resnet152")
-def resnet152(domain: Domain, *, stem: Stem = "auto", normalize: bool = True) -> ResNet:
+def resnet152(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-152; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=Bottleneck, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize)
+    return ResNet(domain, block=Bottleneck, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize, norm=norm)
