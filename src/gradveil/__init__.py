@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradveil.auditing.own import audit as audit
     from gradveil.client.guard import Guard as Guard
-    from gradveil.client.guard import defend_update as defend_update
     from gradveil.client.guard import protect as protect
+    from gradveil.client.owner import Client as Client
+    from gradveil.client.updates import defend_update as defend_update
 
 __version__ = "0.1.0"
-__all__ = ["Guard", "__version__", "audit", "defend_update", "protect"]
+__all__ = ["Client", "Guard", "__version__", "audit", "defend_update", "protect"]
 
 _WHERE = {
+    "Client": "gradveil.client.owner",
     "Guard": "gradveil.client.guard",
     "audit": "gradveil.auditing.own",
-    "defend_update": "gradveil.client.guard",
+    "defend_update": "gradveil.client.updates",
     "protect": "gradveil.client.guard",
 }
 

@@ -21,6 +21,7 @@ from gradveil.client import CHECKS, Client, inspect
 from gradveil.client.inspection import LOOKS, Inspection
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Params, Recipe
 
@@ -300,27 +301,27 @@ def crafted() -> Params:
 def test_a_client_trains_on_anything_unless_told() -> None:
     client, watching = Client(MLP, recipe=Recipe()), Client(MLP, recipe=Recipe(), on_suspicion="warn")
     with pytest.warns(UserWarning, match="looks crafted: copied rows in body.0") as caught:
-        update = watching.reply(crafted(), batch(), generator(0)).update
+        update = watching.reply(crafted(), batch(), Stream.seeded(0)).update
     assert len(caught) == 1
-    plain = client.reply(crafted(), batch(), generator(0)).update
+    plain = client.reply(crafted(), batch(), Stream.seeded(0)).update
     assert all(torch.equal(tensor, update[name]) for name, tensor in plain.items())
 
 
 def test_a_client_refuses_what_looks_crafted() -> None:
     client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
     with pytest.raises(GradveilError, match=r"^the client does not train: the broadcast looks crafted: copied rows.*$"):
-        client.reply(crafted(), batch(), generator(0))
-    assert client.reply(HONEST, batch(), generator(0)).update.keys() == HONEST.keys()
+        client.reply(crafted(), batch(), Stream.seeded(0))
+    assert client.reply(HONEST, batch(), Stream.seeded(0)).update.keys() == HONEST.keys()
 
 
 def test_a_client_remembers_what_it_trained_on() -> None:
     client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
     moved = HONEST | {"body.2.weight": HONEST["body.2.weight"] + 50 * drawn(64, 64)}
     sent = dict(HONEST)
-    client.reply(sent, batch(), generator(0))
+    client.reply(sent, batch(), Stream.seeded(0))
     for _ in range(2):  # a broadcast that was refused is not what the next one is compared with
         with pytest.raises(GradveilError, match=r"moved alone in body\.2"):
-            client.reply(moved, batch(), generator(0))
+            client.reply(moved, batch(), Stream.seeded(0))
     assert client.inspect(moved, probe=batch()).suspicious is False
 
 
@@ -340,16 +341,16 @@ def test_a_client_refuses_what_does_not_fit(sent: Params) -> None:
         with pytest.raises(
             GradveilError, match=r"^the client does not train: the broadcast looks crafted: other lay.*$"
         ):
-            client.reply(sent, batch(), generator(0))
-        client.reply(HONEST, batch(), generator(0))
+            client.reply(sent, batch(), Stream.seeded(0))
+        client.reply(HONEST, batch(), Stream.seeded(0))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_client_looks_at_any_precision(dtype: torch.dtype) -> None:
     client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
-    client.reply(HONEST, batch(), generator(0))
+    client.reply(HONEST, batch(), Stream.seeded(0))
     with pytest.raises(GradveilError, match=r"copied rows in body\.0"):
-        client.reply(in_precision(crafted(), dtype), batch(), generator(0))
+        client.reply(in_precision(crafted(), dtype), batch(), Stream.seeded(0))
     assert not client.inspect(in_precision(HONEST, dtype), HONEST, probe=batch()).suspicious
 
 
@@ -359,7 +360,7 @@ def test_honest_rounds_go_through_without_a_word() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for number in range(3):
-            update = client.reply(sent, batch(), generator(number)).update
+            update = client.reply(sent, batch(), Stream.seeded(number)).update
             sent = {name: tensor + update[name] for name, tensor in sent.items()}
     assert said == []
 

@@ -1,9 +1,10 @@
 """The client's side: the pure local run, the client with its defense around it, a user's own loop, and inspection."""
 
 from gradveil.client.client import Client, Reply
-from gradveil.client.guard import Guard, defend_update, protect
+from gradveil.client.guard import Guard, protect
 from gradveil.client.inspection import CHECKS, Finding, Inspection, inspect
 from gradveil.client.local import Run, Wanted, cross_entropy, finished, local_update
+from gradveil.client.updates import defend_update
 
 __all__ = [
     "CHECKS",

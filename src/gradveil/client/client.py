@@ -13,6 +13,7 @@ from torch import nn
 from gradveil.client.inspection import Inspection, inspect
 from gradveil.client.local import Gradient, LocalRun, Run, Taken, cross_entropy, finished
 from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
 from gradveil.core.trees import all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
 from gradveil.defenses.base import Defense, Log, Step
@@ -68,14 +69,12 @@ class Client:
         """Whether a broadcast looks crafted; more can be seen with the one before it, and on a batch of any images."""
         return inspect(self.model.module, sent, previous=previous, probe=probe, recipe=self.recipe)
 
-    def reply(
-        self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
-    ) -> Reply:
+    def reply(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: Stream, *, round_number: int = 1) -> Reply:
         """Train from the broadcast parameters on the private batch and return the update that would be sent."""
         return finished(self.run(sent, batch, rng, round_number=round_number))
 
     def replies(
-        self, sent: Mapping[str, torch.Tensor], batches: Sequence[Batch], rngs: Sequence[torch.Generator]
+        self, sent: Mapping[str, torch.Tensor], batches: Sequence[Batch], rngs: Sequence[Stream]
     ) -> list[Reply]:
         """What clients alike reply to one broadcast, each for its own batch: side by side where their defense gains."""
         if self.recipe.sends != "gradient" or not self.defense.gains_together:
@@ -93,9 +92,7 @@ class Client:
         hidden = self.defense.on_gradients(gradients, steps)
         return [_sent(self.defense, update, step, self.recipe) for update, step in zip(hidden, steps, strict=True)]
 
-    def run(
-        self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, *, round_number: int = 1
-    ) -> Run[Reply]:
+    def run(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: Stream, *, round_number: int = 1) -> Run[Reply]:
         """:meth:`reply` that leaves each gradient to whoever runs it."""
         start = self._start(sent, batch, rng, round_number)
         local, defense = start.batch, self.defense.prepared(start)
@@ -126,9 +123,7 @@ class Client:
         update = yield from local_run.asking()
         return _sent(defense, update, start, self.recipe)
 
-    def _start(
-        self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: torch.Generator, round_number: int = 1
-    ) -> Step:
+    def _start(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: Stream, round_number: int = 1) -> Step:
         """The state before the first local step."""
         self._beware(sent, batch)
         own = self.model.params

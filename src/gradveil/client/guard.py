@@ -1,224 +1,588 @@
-"""A defense around a user's own training loop: the optimiser steps with the defended gradient.
+"""A defense around a user's own training loop, on one invariant:
 
-The model and the loss are watched, so that the defense knows the examples behind a gradient; just before the optimiser
-steps, the gradients it is about to use are replaced. Nothing else of the loop changes.
+the parameters that leave are the broadcast plus the steps that the guard defended.
+
+The guard knows what the parameters must be, bit for bit. It compares when it takes a loss, before every step and before
+an update leaves, and refuses by name what moved otherwise. It also keeps the gradients that ``guard.loss`` gave, and a
+step uses no others. Hooks on optimizers only make an error come earlier.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import replace
-from types import TracebackType
-from typing import Any
+import math
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
+from gradveil.client.sampling import Examples, poisson_batches
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeding import secret
+from gradveil.core.streams import Stream
+from gradveil.core.trees import bit_sums, detached, differing, is_plain, subtract
 from gradveil.core.types import Batch, Loss, Params
-from gradveil.defenses import DEFENSES, Chain, Defense, Log, Step, Transform
-from gradveil.models import AddsToLoss, Functional
+from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
+from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
+
+_TREES = ("parameters", "broadcast", "buffers", "trained_buffers")
+_CHECKPOINT = {*_TREES, "round", "step", "run", "history", "defense", "optimizers"}
+_lock = threading.Lock()
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+_left: weakref.WeakKeyDictionary[Optimizer, list[Any]] = weakref.WeakKeyDictionary()
+"""What optimizers remembered when a guard let go of them: defended gradients and nothing else."""
 
 
 def protect(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, *, defense: str | Defense, seed: int | None = None
+    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], loss: Loss, *, defense: str | Defense
 ) -> Guard:
-    """Put a defense between ``loss.backward()`` and ``optimizer.step()``.
+    """Put a defense between ``loss.backward()`` and ``optimizer.step()``. What the model holds now is the broadcast.
 
-    Compute the loss with ``guard.loss`` in the loop; ``loss`` itself must be the mean over the examples. ``seed`` makes
-    the draws of the defense repeatable, for experiments only: who knows it can take the noise away again.
+    Args:
+        model: takes one tensor of inputs and returns one tensor of outputs.
+        optimizer: all optimizers that step the model.
+        loss: the mean over the examples, as a function of outputs and targets.
+        defense: a defense, or its name with options, such as ``"dp:sigma=1.1"``.
+
+    Returns:
+        A guard. Compute the loss with ``guard.loss`` in the loop, and send ``guard.update()``.
+
+    Raises:
+        GradveilError: if the defense cannot work here; later, wherever an update would leave undefended.
     """
-    return Guard(model, optimizer, loss, _built(defense), _generator(seed, _device(model)))
-
-
-def defend_update(update: Mapping[str, Tensor], *, defense: str | Defense, seed: int | None = None) -> Params:
-    """What to send instead of an update (or gradient) by name; integers, such as counters, pass as they are.
-
-    For defenses that need nothing but the tensors: noise, clipping, sparsification and chains of them.
-    """
-    links = _links(_built(defense))
-    for link in links:
-        if not isinstance(link, Transform):
-            raise GradveilError(
-                f"{type(link).__name__} needs the client's model and data, not only its update: use gradveil.protect"
-            )
-    moving = {name: tensor for name, tensor in update.items() if tensor.is_floating_point()}
-    if not moving:
-        return dict(update)
-    rng, log = _generator(seed, next(iter(moving.values())).device), Log()
-    for link in links:
-        if isinstance(link, Transform):
-            moving = link.transform(moving, rng, log)
-    return {name: moving.get(name, tensor) for name, tensor in update.items()}
+    built = DEFENSES.build(defense) if isinstance(defense, str) else defense
+    if isinstance(built, Defense) and (late := [link for link in links_of(built) if link.changes_updates]):
+        _refuse(f"{type(late[0]).__name__} changes what is sent and not the steps: use gradveil.Client")
+    several = isinstance(optimizer, Sequence)
+    return Guard(model, cast(Sequence[Optimizer], optimizer if several else [optimizer]), loss, built)
 
 
 class Guard:
-    """A training loop under a defense. ``close()`` it, or use it in a ``with``, to take the defense off again."""
+    """A training loop under a defense. Leave its ``with`` block, or ``close()`` it, to take the defense off again."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, defense: Defense, rng: torch.Generator
-    ) -> None:
-        _check(model, optimizer, defense)
+    _kept: Params
+    """What the parameters must be: the broadcast plus the defended steps."""
+    _broadcast: Params
+    _prepared: Defense | None
+    _update: Params | None
+    _pending: list[_Pass]
+    _step: int
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss, defense: Defense) -> None:
+        _check(model, loss, defense)
         self.log = Log()
-        """What the defense reported, such as how often it fell back."""
-        self._model, self._optimizer, self._loss, self._defense, self._rng = model, optimizer, loss, defense, rng
-        self._twin = copy.deepcopy(model)  # before the hook below: a copy of the model must not watch itself
-        self._functions: dict[tuple[bool, ...], Functional] = {}
-        self._prepared: Defense | None = None
-        self._step, self._round = 0, 1
-        self._inputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
-        self._function: Functional | None = None
-        self._replaced: Params = {}
-        self._value: Tensor | None = None
-        self._handles = [
-            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            optimizer.register_step_pre_hook(self._before_step),
-        ]
+        """What the defense reported, such as how often it fell back, and its ledger of privacy."""
+        self._model, self._loss, self._defense, self._rng = model, loss, defense, Stream.secret()
+        self._params: Params = dict(model.named_parameters())
+        self._starts_over = any(link.starts_over for link in links_of(defense))
+        self._guaranteed = any(link.guaranteed for link in links_of(defense))
+        self._mirror = Mirror(model)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._states: dict[Optimizer, list[Any]] = {}
+        self._optimizer_hooks: list[tuple[Any, Any]] = []
+        self._sampled: tuple[float | None, float | None, int | None] = (None, None, None)
+        self._looked: set[Optimizer] = set()
+        self._ever = False
+        self._taking, self._stepping, self._round, self._replaced = False, 0, 0, Params()
+        self._buffers: Params = {}
+        self._begin(broadcast={})
+        self.use(*optimizers)
+        before, after = _Hook(self._before_forward), _Hook(self._after_forward)
+        self._hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
+        with _lock:
+            _guards.add(self)
+
+    def use(self, *optimizers: Optimizer) -> None:
+        """Step the model with these optimizers from now on, such as one that was made anew for a round."""
+        states = {}
+        for optimizer in optimizers or [None]:
+            while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+                optimizer = inner  # of a wrapper, which steps this one
+            if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+                _refuse("a guard takes torch optimizers that step without a closure, such as SGD or Adam")
+            self._held(optimizer)
+            states[optimizer] = memory = _memory(optimizer)
+            kept = [s for s in optimizer.state.values() if not (isinstance(s, dict) and float(s.get("step", 1)) == 0)]
+            fresh = not any(leaf.any() for leaf in tree_leaves(kept) if isinstance(leaf, Tensor))
+            if not fresh and memory not in (_left.get(optimizer), self._states.get(optimizer)):
+                _refuse("the optimizer remembers gradients that no guard defended (momentum, say): make it anew")
+        self._let_go()
+        self._states = states
+        look, after = self._last_look, self._after_step
+        self._optimizer_hooks = [(o.register_step_pre_hook(look), o.register_step_post_hook(after)) for o in states]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss given to :func:`protect`, plus what layers of the model add to it."""
-        total = self._loss(outputs, targets)
-        for layer in self._model.modules():
-            if isinstance(layer, AddsToLoss) and layer.term is not None:
-                total = total + layer.taken()
-        if outputs.requires_grad:
-            self._targets.append(targets.detach())
-            self._value = total.detach()
-        return total
+        """The loss given to :func:`protect`, plus what layers of the model add to it. Only its gradient is stepped."""
+        adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
+        # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
+        total = self._loss(outputs, targets) if len(targets) else outputs.sum()
+        total = sum((layer.taken() for layer in adding if len(targets)), start=total)
+        if not (torch.is_grad_enabled() and total.requires_grad):
+            return total
+        self._ready("guard.loss")
+        if total.dim():
+            _refuse("the loss is a mean over the examples, one number: this one has a number for each of them")
+        seen = next((each for each in self._pending if each.outputs() is outputs), None)
+        if seen is None or outputs._version != seen.version:
+            _refuse("guard.loss takes what the guarded model returned, as it is, once: the rest belongs in the loss")
+        self._pending.remove(seen)
+        if seen.moved:
+            _refuse(seen.moved)
+        if len(targets) and self._starts_over:
+            _check_loss(self._loss, outputs.detach(), targets)
+        for name, p in self._params.items():
+            if getattr(p, "_post_accumulate_grad_hooks", None):
+                _refuse(f"parameter {name!r} is stepped in the backward pass (post-accumulate hook): step after it")
+        outputs.register_hook(self._outside)  # type: ignore[no-untyped-call]
+        seen.targets, seen.versions = targets.detach(), (seen.inputs._version, targets._version)
+        cut = partial(_Cut.apply, self._anchor, total.detach())
+        return cast(Tensor, cut(partial(self._take, seen, total)))
 
-    def new_round(self) -> None:
-        """Say that a new broadcast was loaded into the model: defenses that prepare for a round do so again."""
-        self._prepared, self._step, self._round = None, 0, self._round + 1
+    def update(self) -> Params:
+        """What may leave: the difference to the broadcast, by name. It ends the round; asked again, it is the same.
+
+        Only parameters: running statistics are of the private examples, and no defense covers them.
+        """
+        if self._update is None:
+            self._compare("guard.update")
+            if self._step == 0:
+                _refuse("no step of this round went through the guard: there is no update (did a copy train?)")
+            change = subtract(self._kept, self._broadcast)
+            sent = (self._prepared or self._defense).on_update(change, self._rng, self.log)
+            check_result(sent, change)
+            self._update = detached(sent)
+        return detached(self._update)
+
+    def state_dict(self, *, statistics: bool = False) -> Params:
+        """The broadcast plus the update, with the broadcast's buffers, for servers that take parameters.
+
+        ``statistics`` sends buffers as training left them. No defense covers those: they may name the examples.
+        """
+        update, buffers = self.update(), dict(self._model.named_buffers()) if statistics else self._buffers
+        sent = {id(p): self._broadcast[name] + update[name] for name, p in self._params.items()}
+        own = self._model.state_dict(keep_vars=True)  # with tied parameters under all their names
+        return detached(
+            {n: sent.get(id(t), buffers.get(n, t)) for n, t in own.items() if id(t) in sent or n in buffers}
+        )
+
+    def gradient(self) -> Params:
+        """The defended gradient by name, for loops that send gradients: before the step ``p.grad`` is still bare."""
+        self._ready("guard.gradient")
+        self._compare("guard.gradient")
+        if not self._compare_gradients("guard.gradient"):
+            _refuse("there is no gradient: call backward() on guard.loss first")
+        self._defend(next(iter(self._states)))
+        return detached(self._gradients)
+
+    def new_round(self, broadcast: Mapping[str, Tensor]) -> None:
+        """Load what the server sent, parameters and maybe buffers by name. Defenses prepare anew."""
+        self._ready("guard.new_round", after_update=True)
+        own = self._model.state_dict()
+        if not isinstance(broadcast, Mapping) or not self._params.keys() <= broadcast.keys() <= own.keys():
+            _refuse("a broadcast maps all names of the model's parameters, and of its buffers at will, to tensors")
+        for name, sent in broadcast.items():
+            whole = name not in self._params and isinstance(sent, Tensor) and sent.dtype == own[name].dtype
+            if not (is_plain(sent) or whole) or sent.is_meta or sent.shape != own[name].shape:
+                _refuse(f"the broadcast has no usable {name!r}: it has another shape, or no finite real numbers")
+        self._model.load_state_dict(dict(broadcast), strict=False)
+        self._begin(broadcast)
+
+    def sample(self, dataset: Examples, rate: float, steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of (inputs, targets) in which each example is with probability ``rate``, for one step each.
+
+        Only such steps count at a rate below 1. Batches differ in size and may be empty. Without ``steps`` there are
+        as many as one pass over the data takes on average.
+        """
+        try:
+            for size, batch in poisson_batches(dataset, rate, steps, self._rng):
+                if self._sampled[2] not in (None, -1):
+                    _refuse("a batch of guard.sample had no step: take one on each batch, on empty ones too")
+                self._sampled = (rate, rate * len(dataset), size)
+                yield batch
+        finally:
+            self._sampled = (None, None, None)
+
+    def privacy_spent(self, delta: float) -> float:
+        """Epsilon of all that left, rounds and restarts included; infinite for a defense without a proof."""
+        if self._defense.delta is None:
+            return math.inf if self._ever else 0.0
+        return self.log.ledger.spent(delta)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """All that :meth:`restore` needs. ``torch.save`` writes it, and ``torch.load(weights_only=True)`` reads it."""
+        self._compare("guard.checkpoint")
+        trees = (self._kept, self._broadcast, self._buffers, dict(self._model.named_buffers()))
+        return {name: detached(tree) for name, tree in zip(_TREES, trees, strict=True)} | {
+            "round": self._round, "step": self._step, "defense": repr(links_of(self._defense)),
+            "run": self.log.ledger.run, "history": self.log.ledger.history(),
+            "optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in self._states],
+        }  # fmt: skip
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: after a restart, or back at the best epoch. Privacy that was spent stays spent.
+
+        It holds the model and the optimizers too. It is a file of your own: what is in it is trusted. Take one before
+        each reply leaves: what a process spent after its last checkpoint is forgotten when it dies.
+        """
+        self._ready("guard.restore", after_update=True)
+        if not isinstance(checkpoint, Mapping) or checkpoint.keys() != _CHECKPOINT:
+            _refuse("guard.restore takes what guard.checkpoint gave")
+        shapes = {name: tensor.shape for name, tensor in checkpoint["parameters"].items()}
+        if checkpoint["defense"] != repr(links_of(self._defense)) or len(checkpoint["optimizers"]) != len(self._states):
+            _refuse("the checkpoint is of another defense, or of another number of optimizers")
+        if shapes != {name: p.shape for name, p in self._params.items()}:
+            _refuse("the checkpoint is of another model")
+        if self._update is not None and (checkpoint["run"], checkpoint["round"]) == (self.log.ledger.run, self._round):
+            _refuse("the update of this round has left, and a round has one: call guard.new_round(broadcast)")
+        self._model.load_state_dict(checkpoint["broadcast"] | checkpoint["buffers"], strict=False)
+        self._begin(checkpoint["broadcast"] | checkpoint["buffers"])
+        self._model.load_state_dict(checkpoint["parameters"] | checkpoint["trained_buffers"], strict=False)
+        self._kept = detached(self._params)
+        self.log.ledger.recall(checkpoint["history"])
+        self._round, self._step = checkpoint["round"], checkpoint["step"]
+        self._ever = self._ever or self._step > 0 or self._round > 1
+        for optimizer, state in zip(list(self._states), checkpoint["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+            self._states[optimizer] = _memory(optimizer)
 
     def close(self) -> None:
         """Take the defense off: the loop trains with plain gradients from here on."""
-        self._restore_buffers()
-        for handle in self._handles:
-            handle.remove()
+        set_buffers(self._model, self._replaced)
+        self._let_go()
+        for hook in self._hooks:
+            hook.remove()
+        with _lock:
+            _guards.discard(self)
 
     def __enter__(self) -> Guard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _before_forward(
-        self, _model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._restore_buffers()
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        _refuse("a guard cannot be copied or saved: protect the copy of the model, or save guard.checkpoint()")
+
+    def _let_go(self) -> None:
+        _left.update({optimizer: memory for optimizer, memory in self._states.items() if _memory(optimizer) == memory})
+        for hook in [hook for pair in self._optimizer_hooks for hook in pair]:
+            hook.remove()
+
+    def _begin(self, broadcast: Mapping[str, Tensor]) -> None:
+        """A round starts from what the model holds now. Buffers that the server did not send are those it sent last."""
+        self._kept, self._broadcast = detached(self._params), detached(self._params)
+        now = detached(dict(self._model.named_buffers()))
+        self._buffers = {n: b if n in broadcast else self._buffers.get(n, b) for n, b in now.items()}
+        self._prepared, self._update, self._pending = None, None, []
+        self._step, self._round = 0, self._round + 1
+        for p in self._params.values():
+            p.grad = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._gradients, self._passes, self._defended = Params(), list[_Pass](), False
+
+    def _ready(self, where: str, *, after_update: bool = False) -> None:
+        if self not in _guards:
+            _refuse(f"{where}: this guard is closed")
+        if self._stepping not in (0, threading.get_ident()):
+            _refuse(f"{where}: another thread is stepping the model")
+        if self._update is not None and not after_update:
+            _refuse(f"{where}: the update of this round has left: call guard.new_round(broadcast) before you train on")
+
+    def _moved(self, where: str) -> str | None:
+        """Which parameter is not the broadcast plus the defended steps, if any."""
+        now = dict(self._model.named_parameters())
+        for name in now.keys() | self._params.keys():
+            if now.get(name) is not self._params.get(name):
+                return f"parameter {name!r} was replaced or added after protect ({where}): protect the model again"
+        moved = differing(self._params, self._kept)
+        hint = "only guarded steps may move it. Load what the server sent with guard.new_round(broadcast)"
+        return f"parameter {moved[0]!r} moved without the guard ({where}): {hint}" if moved else None
+
+    def _compare(self, where: str) -> None:
+        if moved := self._moved(where):
+            _refuse(moved)
+
+    def _compare_gradients(self, where: str, held: set[int] | None = None) -> bool:
+        """Whether the gradients are those that the guard gave; False if the loop took them away. Others are refused."""
+        now = {name: p.grad for name, p in self._params.items() if held is None or id(p) in held}
+        odd = differing(now, {name: want for name, want in self._gradients.items() if name in now})
+        odd += [name for name, g in now.items() if name not in self._gradients and g is not None and g.any()]
+        left = any(gradient is not None and gradient.any() for gradient in now.values()) if odd else False
+        if odd and left:
+            _refuse(
+                f"the gradient of {odd[0]!r} is not the one that guard.loss gave ({where}): call zero_grad(), then "
+                "guard.loss(...).backward() alone: no penalty beside it, no clipping by hand, no GradScaler"
+            )
+        return not odd and bool(self._passes)
+
+    def _held(self, optimizer: Optimizer) -> set[int]:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held - set(map(id, self._params.values())):
+            _refuse("the optimizer steps parameters that the guarded model does not have: they would go undefended")
+        return held
+
+    def _before_forward(self, _model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        set_buffers(self._model, self._replaced)
+        self._replaced = {}
         if not torch.is_grad_enabled():
             return None  # evaluation
+        if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
+            _refuse("DistributedDataParallel shares the gradient before the guard can defend it: train without it")
         if len(arguments) != 1 or keywords or not isinstance(arguments[0], Tensor):
-            raise GradveilError("a protected model takes one tensor of inputs: call it as model(inputs)")
-        inputs = self._defense.on_inputs(arguments[0].detach(), self._rng)
-        self._inputs.append(inputs)
-        self._function = self._evaluated(len(inputs))
+            _refuse("a guarded model takes one tensor of inputs: call it as model(inputs)")
+        self._ready("model(inputs)", after_update=True)
+        self._last: tuple[Tensor, Functional | None, str | None] = (arguments[0], None, self._moved("model(inputs)"))
+        if self._last[2]:
+            return None  # evaluation with gradients does no harm: guard.loss refuses it
+        inputs, plain = self._defense.on_inputs(arguments[0], self._rng), self._mirror.function()
+        used = self._defense.on_forward(plain, len(inputs), self._rng)
+        changed = {name: buffer for name, buffer in used.buffers.items() if buffer is not plain.buffers[name]}
+        self._replaced = {name: self._model.get_buffer(name) for name in changed}
+        set_buffers(self._model, changed)
+        hint = "inputs that need a gradient would take the bare one past the guard: detach them"
+        self._last = (inputs, used, hint if arguments[0].requires_grad else None)
         return (inputs,), {}
 
-    def _evaluated(self, examples: int) -> Functional:
-        """The model as a function, in the mode it is in, with this step's own values in the buffers that have them."""
-        modes = tuple(layer.training for layer in self._model.modules())
-        if modes not in self._functions:
-            for layer, mode in zip(self._twin.modules(), modes, strict=True):
-                layer.training = mode
-            self._functions[modes] = Functional(self._twin, train_mode=None)
-        plain = self._functions[modes]
-        plain = plain.with_buffers({n: b for n, b in self._model.named_buffers() if n in plain.buffers})
-        used = self._defense.on_forward(plain, examples, self._rng)
-        self._replace_buffers({n: b for n, b in used.buffers.items() if b is not plain.buffers[n]})
-        return used
+    def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> None:
+        if torch.is_grad_enabled():
+            if not isinstance(outputs, Tensor):
+                _refuse(f"a guarded model returns one tensor of outputs, not {type(outputs).__name__}")
+            inputs, function, moved = self._last
+            self._pending = [each for each in self._pending if each.outputs() is not None]
+            self._pending.append(_Pass(weakref.ref(outputs), outputs._version, inputs.detach(), function, moved))
 
-    def _replace_buffers(self, changed: Params) -> None:
-        self._replaced = {name: self._model.get_buffer(name) for name in changed}
-        _set_buffers(self._model, changed)
+    def _outside(self, _gradient: Tensor) -> None:
+        if not self._taking:
+            _refuse("outputs that went into guard.loss also went backward past it: put all of it into protect's loss")
 
-    def _restore_buffers(self) -> None:
-        _set_buffers(self._model, self._replaced)
-        self._replaced = {}
+    def _take(self, seen: _Pass, total: Tensor, factor: Tensor) -> None:
+        """In the backward pass: the gradient of one guarded loss, added to those since the last step."""
+        if seen.factor is not None:
+            _refuse("one loss went backward twice: its examples would count twice")
+        if not self._compare_gradients("backward"):
+            self._forget()
+        left = [p.grad for p in self._params.values() if p.grad is not None] if self._defended else []
+        if any(gradient.any() for gradient in left):
+            _refuse("the gradient of the last step is still there: call optimizer.zero_grad() before backward()")
+        if self._defended:
+            self._forget()
+        seen.factor, self._taking = float(factor), True
+        wanted = {name: p for name, p in self._params.items() if p.requires_grad}
+        try:
+            gradients = torch.autograd.grad(total, list(wanted.values()), factor, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise GradveilError("guarded models checkpoint with use_reentrant=False") from error
+        finally:
+            self._taking = False
+        for (name, p), gradient in zip(wanted.items(), gradients, strict=True):
+            if gradient is not None:
+                p.grad = gradient.to_dense() if p.grad is None else p.grad + gradient.to_dense()
+                self._gradients[name] = p.grad.clone()
+        self._passes.append(seen)
 
-    def _before_step(self, _optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if any(callable(value) for value in (*arguments[1:], *keywords.values())):
-            raise GradveilError("a protected optimizer takes no closure: call loss.backward(), then optimizer.step()")
-        named = dict(self._model.named_parameters())
-        slopes = {name: p.grad for name, p in named.items() if p.grad is not None and p.requires_grad}
-        if not slopes:
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._states:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            for name, p in [*self._params.items(), *self._model.named_parameters()]:
+                if id(p) in held:
+                    _refuse(f"an optimizer that the guard does not know steps {name!r}: call guard.use(optimizer)")
             return
-        step = self._seen(named, slopes)
-        if self._prepared is None:
-            self._prepared = self._defense.prepared(replace(step, number=0))
-        for name, gradient in self._prepared.on_gradient(slopes, step).items():
-            named[name].grad = gradient.detach()
+        self._ready("optimizer.step")
+        if getattr(optimizer, "grad_scale", None) is not None:
+            _refuse("a GradScaler scales this step, and guarded gradients are not scaled: train in bfloat16 instead")
+        held = self._held(optimizer)
+        if _memory(optimizer) != self._states[optimizer]:
+            _refuse("the optimizer's state was changed outside its guarded steps: make it anew and guard.use() it")
+        self._compare("optimizer.step")
+        if self._compare_gradients("optimizer.step", held if self._defended else None):
+            self._defend(optimizer)
+        self._stepping = threading.get_ident()
+        for before, after in self._optimizer_hooks:  # the last look after all other hooks, the copy before all others
+            if before.id in optimizer._optimizer_step_pre_hooks:
+                cast(OrderedDict[int, Any], optimizer._optimizer_step_pre_hooks).move_to_end(before.id)
+                cast(OrderedDict[int, Any], optimizer._optimizer_step_post_hooks).move_to_end(after.id, last=False)
 
-    def _seen(self, named: Mapping[str, Tensor], slopes: Params) -> Step:
-        """What the defense may look at: all since the last step, several passes too where gradients accumulate."""
-        inputs, targets = self._inputs, self._targets
-        self._inputs, self._targets = [], []
-        if [len(x) for x in inputs] != [len(y) for y in targets] or not inputs or self._function is None:
-            raise GradveilError(
-                "the defense saw inputs without targets: compute the loss with guard.loss(outputs, targets)"
+    def _last_look(self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Just before the step. It costs nothing where the optimizer has no other hooks."""
+        stepping, self._stepping = self._stepping, 0  # a step that is refused here is over
+        if not stepping:
+            _refuse("the guard's hook on all optimizers was taken off: put it back, or protect again in a new process")
+        if any(map(callable, [*arguments[1:], *keywords.values()])):
+            _refuse("a guarded optimizer takes no closure: call backward() on guard.loss, then optimizer.step()")
+        if len(_global_optimizer_pre_hooks) + len(optimizer._optimizer_step_pre_hooks) > 2:
+            self._compare("a hook of the optimizer")
+            self._compare_gradients("a hook of the optimizer", self._held(optimizer))
+        self._stepping = stepping
+        self._looked.add(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepping = 0
+        if optimizer not in self._looked:
+            _refuse("the guard's hooks on the optimizer were taken off: guard.use(optimizer) puts them back")
+        self._looked.remove(optimizer)
+        held, self._states[optimizer] = self._held(optimizer), _memory(optimizer)
+        for name, p in self._params.items():
+            if id(p) in held:
+                self._kept[name].copy_(p.detach())
+
+    def _defend(self, optimizer: Optimizer) -> None:
+        """Replace the gradients of all passes since the last step by what the defense makes of them, once."""
+        if self._defended:
+            return
+        if any((each.inputs._version, each.targets._version) != each.versions for each in self._passes):
+            _refuse("inputs or targets were overwritten before the step: the defense needs them. Use new tensors")
+        sizes, factors = [len(each.inputs) for each in self._passes], [each.factor or 0.0 for each in self._passes]
+        scale, count = sum(factors), sum(sizes)
+        shares = zip(sizes, factors, strict=True)
+        if not 0 < scale < math.inf or any(abs(f * count - n * scale) > 1e-5 * scale * count for n, f in shares):
+            _refuse(f"losses of {sizes} examples with factors {factors} are no mean over examples: weigh them by size")
+        if self._guaranteed and abs(scale - 1) > 1e-5:
+            _refuse(
+                f"the loss has a factor of {scale:.6g}, which would scale the noise: change the learning rate instead"
             )
-        self._step += 1
-        live = {name: p.detach() for name, p in named.items()}
-        return Step(
-            model=self._function,
-            loss=self._loss,
-            params={name: live[name] for name in slopes},
-            frozen={name: tensor for name, tensor in live.items() if name not in slopes},
-            batch=Batch(torch.cat(inputs), torch.cat(targets)),
-            number=self._step,
-            round_number=self._round,
-            lr=float(self._optimizer.param_groups[0]["lr"]),
-            rng=self._rng,
-            log=self.log,
-            value=self._value if len(inputs) == 1 and not _drops_out(self._model) else None,
-        )
+        rate, expected, drawn = self._sampled
+        if drawn not in (None, count):
+            _refuse(f"guard.sample drew {drawn} examples and {count} went backward: take one step on each batch")
+        live = {name: p.detach() for name, p in self._params.items()}
+        step = Step(
+            model=cast(Functional, self._passes[-1].model), loss=self._loss, rng=self._rng, log=self.log,
+            number=self._step + 1, round_number=self._round, lr=float(optimizer.param_groups[0].get("lr", 0.0)),
+            params={name: live[name] for name in self._gradients},
+            frozen={name: tensor for name, tensor in live.items() if name not in self._gradients},
+            batch=Batch(torch.cat([p.inputs for p in self._passes]), torch.cat([p.targets for p in self._passes])),
+            sample_rate=rate, expected=expected,
+        )  # fmt: skip
+        given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
+        self._prepared = self._prepared or self._defense.prepared(replace(step, number=0))
+        hidden = self._prepared.on_gradient(given, step)
+        check_result(hidden, given)
+        self._compare("the defense")
+        for name, gradient in hidden.items():
+            self._gradients[name] = (gradient.detach() * scale).to(self._params[name])
+            self._params[name].grad = self._gradients[name].clone()
+        self._defended, self._ever, self._step = True, True, step.number
+        self._sampled = (rate, expected, None if drawn is None else -1)  # a second step on a batch is no new draw
 
 
-def _built(defense: str | Defense) -> Defense:
-    return DEFENSES.build(defense) if isinstance(defense, str) else defense
+@dataclass(eq=False)
+class _Pass:
+    """One forward pass of the guarded model, as far as it has come."""
+
+    outputs: weakref.ref[Tensor]
+    version: int
+    inputs: Tensor
+    model: Functional | None
+    moved: str | None
+    targets: Tensor = field(default_factory=lambda: torch.empty(0))
+    versions: tuple[int, int] = (0, 0)
+    factor: float | None = None
 
 
-def _links(defense: Defense) -> list[Defense]:
-    return [part for link in defense.links for part in _links(link)] if isinstance(defense, Chain) else [defense]
+class _Cut(torch.autograd.Function):
+    """The loss as the loop sees it: its backward pass leaves the gradient to the guard, and to nobody else."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, value: Tensor, take: Callable[[Tensor], None]) -> Tensor:
+        ctx.take = take
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[None, None, None]:
+        ctx.take(factor)
+        return None, None, None
 
 
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer, defense: Defense) -> None:
-    """Whatever can be known to go wrong is said before training starts."""
+class _Hook:
+    """A hook of a guarded model. In a copy of the model, or one that was saved whole, it becomes a :class:`_Ghost`."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Ghost, ()
+
+
+class _Ghost:
+    """What is left of a guard in a copy: the copy may be evaluated, averaged and compared, but it does not train."""
+
+    def __call__(self, model: nn.Module, *arguments: Any) -> None:
+        outputs, hint = arguments[-1], "this model is a copy of a guarded one and has no guard: protect it"
+        if isinstance(outputs, Tensor) and outputs.requires_grad and any(p.requires_grad for p in model.parameters()):
+            outputs.register_hook(lambda _: _refuse(hint))  # type: ignore[no-untyped-call]
+
+
+def _check(model: nn.Module, loss: Loss, defense: Defense) -> None:
+    """Refuse what is known before training."""
+    if (
+        not isinstance(model, nn.Module)
+        or not isinstance(defense, Defense)
+        or isinstance(loss, type)
+        or not callable(loss)
+    ):
+        _refuse("a guard takes a torch model, a loss function of outputs and targets, and a defense")
+    if isinstance(model, DistributedDataParallel | DataParallel):
+        _refuse(f"{type(model).__name__} shares gradients before they are defended: protect a model without it")
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        _refuse("the loss has parameters of its own, which nobody would train: put them into the model")
+    with _lock:
+        guarded = {id(p) for guard in _guards for p in guard._params.values()}
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p) or not is_plain(p) or id(p) in guarded:
+            _refuse(f"parameter {name!r} has no finite real values yet, or has a guard already: close that one")
     defense.check(model)
     if defense.reshapes and not any(isinstance(layer, AddsToLoss) for layer in model.modules()):
-        raise GradveilError(
-            "this defense changes the architecture: write model = DEFENSES.build(...).on_model(model) "
-            "before you make the optimizer"
-        )
-    late = [link for link in _links(defense) if isinstance(link, Transform) and link.at == "update"]
-    if late:
-        raise GradveilError(f"{type(late[0]).__name__} with at=update changes what is sent: use gradveil.defend_update")
-    own = {id(parameter) for parameter in model.parameters()}
-    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
-        raise GradveilError("the optimizer steps parameters that the model does not have: they would go undefended")
+        _refuse("this defense changes the architecture: write model = defense.on_model(model) before the optimizer")
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):  # a copy of a guarded model gets its own guard
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Ghost)]:
+            del hooks[key]
 
 
-def _set_buffers(model: nn.Module, values: Params) -> None:
-    for name, value in values.items():
-        owner, _, last = name.rpartition(".")
-        setattr(model.get_submodule(owner), last, value)
+def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """A defense that begins with the examples computes the loss of each alone: nothing else may be in it."""
+    if loss(outputs, targets).requires_grad:
+        _refuse("the loss has a part of its own in parameters, which this defense would lose: use weight_decay")
+    some = min(len(targets), 4)
+    try:
+        whole = loss(outputs[:some], targets[:some])
+        alone = torch.stack([loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(some)]).mean()
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise GradveilError("the loss cannot be computed of one example alone, which this defense needs") from error
+    if not torch.allclose(whole, alone, rtol=1e-3, atol=1e-6, equal_nan=True):
+        _refuse("the loss is not the mean over the examples, which this defense needs: no sums, no class weights")
 
 
-def _drops_out(model: nn.Module) -> bool:
-    """Whether the loop's own loss rests on a draw that the defense, which has dropout off, cannot repeat."""
-    return any(isinstance(layer, _DropoutNd) and layer.training and layer.p > 0 for layer in model.modules())
+def _memory(optimizer: Optimizer) -> list[Any]:
+    """What tells an optimizer's state from another: the sum of its bits, tensor by tensor, which needs no copy."""
+    leaves = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]
+    return list(zip([leaf.shape for leaf in leaves], bit_sums(leaves), strict=True))
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+def _refuse(text: str) -> NoReturn:
+    raise GradveilError(text)
 
 
-def _generator(seed: int | None, device: torch.device) -> torch.Generator:
-    """Fresh from the system's entropy unless a seed is given."""
-    return secret(device) if seed is None else torch.Generator(device).manual_seed(seed)
+def _before_any_step(optimizer: Optimizer, _arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> None:
+    with _lock:
+        guards = list(_guards)
+    for guard in guards:
+        guard._before_step(optimizer)
+
+
+register_optimizer_step_pre_hook(_before_any_step)  # once and for good: torch reads its hooks while others step
