@@ -45,10 +45,12 @@ def run(given: argparse.Namespace, folder: Path) -> Ended:
     simulated = given.supernodes if given.engine == "simulation" else None
     started = time.monotonic()
     with Network(folder, simulated=simulated, tls=given.tls, auth=given.auth) as network:
+        if simulated is not None:  # nodes of a simulation have no config of their own, but its environment
+            network.environment["GRADVEIL_NODE_CONFIG"] = node_config(given)
         network.start_link()
         if simulated is None:
             for place in range(given.supernodes):
-                network.start_node(place, of=given.supernodes)
+                network.start_node(place, of=given.supernodes, config=node_config(given))
         number = network.submit(given.app, run_config(given))
         ended = network.follow(number, given.timeout)
         return Ended(ended.status, ended.log, time.monotonic() - started)
@@ -62,6 +64,12 @@ def run_config(given: argparse.Namespace) -> str:
     return " ".join([*(f"{key}={json.dumps(value)}" for key, value in said.items()), given.run_config]).strip()
 
 
+def node_config(given: argparse.Namespace) -> str:
+    """What every node says about itself."""
+    out = "" if given.out is None else f"out={json.dumps(str(given.out.resolve()))}"
+    return f"{out} {given.node_config}".strip()
+
+
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--app", type=Path, default=APP, help="folder with the pyproject.toml of a Flower app")
@@ -69,7 +77,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--supernodes", type=int, default=2)
     parser.add_argument("--tls", action="store_true", help="certificates of an authority made for this run")
     parser.add_argument("--auth", action="store_true", help="only nodes with a registered key; needs --tls")
-    parser.add_argument("--run-config", default="", help="as for flwr run, such as 'rounds=5 defense=\"outpost\"'")
+    parser.add_argument("--run-config", default="", help="as for flwr run, such as 'rounds=5 lr=0.05'")
+    parser.add_argument(
+        "--node-config", default="", help="as for flower-supernode, of every node, such as 'defense=\"outpost\"'"
+    )
     parser.add_argument("--out", type=Path, help="folder for train.json, the checkpoint and taps")
     parser.add_argument("--keep", type=Path, help="folder for keys, state and logs; by itself one that is removed")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds that the run may take")

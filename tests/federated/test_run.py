@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.auditing import read_case
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.tensor_files import read_tensors
+from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.data import load
+from gradveil.defenses.accounting import guarantee
 from gradveil.federated import Federation, Training, data_of, make_training, read_training, run_training
 from gradveil.federated import run as runs
 from gradveil.threat import load_observations
@@ -95,12 +97,80 @@ def test_what_no_defense_hides_is_said_once(tmp_path: Path) -> None:
         assert len([line for line in said if "running statistics" in line]) == lines
 
 
-def test_more_rounds_than_dp_was_told_of_are_refused(tmp_path: Path) -> None:
-    fields = {"data": "mnist-samples", "clients": 4, "per_round": 2, "rounds": 6, "epochs": 2, "batch_size": 8}
-    case = make_training({**fields, "model": "mlp:hidden=8", "defense": "dp:sample_rate=1,steps=3"})
-    with pytest.raises(GradveilError, match=r"takes part in \d+ steps, more than the 3 of the whole training"):
+PRIVATE = {
+    "data": "mnist-samples", "clients": 4, "per_round": 2, "rounds": 6, "epochs": 2, "batch_size": 8, "lr": 0.05,
+    "model": "mlp:hidden=8", "defense": "dp",
+}  # fmt: skip
+
+
+def test_more_rounds_than_dp_plans_are_refused_unless_asked_for(tmp_path: Path) -> None:
+    case = make_training({**PRIVATE, "defense": "dp:sample_rate=1,steps=3"})
+    with pytest.raises(GradveilError, match=r"takes part in \d+ steps, more than the 3 that are planned"):
         run_training(case, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    rows = run_training(make_training({**PRIVATE, "defense": "dp:steps=3,beyond_plan=true"}), tmp_path / "out")["rows"]
+    assert rows[-1]["epsilon"] > rows[-1]["log"]["epsilon_planned"]
+
+
+def test_rounds_added_to_a_training_count_against_its_plan(tmp_path: Path) -> None:
+    planned = {**PRIVATE, "per_round": None, "defense": "dp:steps=4"}
+    run_training(make_training({**planned, "rounds": 2}), tmp_path)
+    with pytest.raises(GradveilError, match="takes part in 6 steps, more than the 4 that are planned"):
+        run_training(make_training({**planned, "rounds": 3}), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(("algorithm", "visits"), [("fedavg", 2), ("fedsgd", 1)])
+def test_epsilon_of_every_round_is_that_of_the_client_that_took_part_most(
+    algorithm: str, visits: int, tmp_path: Path
+) -> None:
+    """Examples are drawn by a seed that the server knows: each step counts in full, however few it takes."""
+    rows = run_training(make_training({**PRIVATE, "algorithm": algorithm, "epochs": visits}), tmp_path)["rows"]
+    turns: Counter[int] = Counter()
+    for row in rows:
+        turns.update(row["clients"])
+        steps = max(turns.values()) * visits
+        assert row["epsilon"] == guarantee(sigma=1.1, sample_rate=1.0, steps=steps).epsilon
+        assert row["delta"] == 1e-5
+    assert 1 < max(turns.values()) < len(rows)
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 2])
+def test_epsilon_of_a_resumed_training_is_that_of_an_unbroken_one(
+    checkpoint_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_training({**PRIVATE, "checkpoint_every": checkpoint_every, "side_by_side": "true"})
+    unbroken, honest = run_training(case, tmp_path / "unbroken"), Federation.round
+
+    def dies(self: Federation, number: int) -> Any:
+        if number == 4:
+            raise KilledError
+        return honest(self, number)
+
+    monkeypatch.setattr(Federation, "round", dies)
+    with pytest.raises(KilledError):
+        run_training(case, tmp_path / "broken")
+    monkeypatch.setattr(Federation, "round", honest)
+    assert timeless(run_training(case, tmp_path / "broken", resume=True)) == timeless(unbroken)
+    saved = [read_tensors(tmp_path / name / "checkpoint.safetensors", "training")[1] for name in ("unbroken", "broken")]
+    assert saved[0]["spent"] == saved[1]["spent"]
+    assert len(saved[0]["spent"]) == 4
+
+
+@pytest.mark.parametrize("spent", [None, [], [[]] * 3, [[], [], [], [[1.1, 1.0, -5]]], [[], [], [], "x"], {"0": []}])
+def test_a_checkpoint_without_the_privacy_spent_is_refused(spent: object, tmp_path: Path) -> None:
+    run_training(make_training({**PRIVATE, "rounds": 2}), tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    tensors, meta = read_tensors(path, "training")
+    write_tensors(path, "training", tensors, meta | {"spent": spent})
+    with pytest.raises(BadFileError, match="does not say what each client has spent"):
+        run_training(make_training(PRIVATE), tmp_path, resume=True)
+
+
+def test_without_noise_epsilon_is_infinite_and_without_dp_there_is_none(tmp_path: Path) -> None:
+    rows = run_training(make_training({**PRIVATE, "rounds": 1, "defense": "dp:sigma=0"}), tmp_path / "dp")["rows"]
+    assert rows[0]["epsilon"] is None
+    rows = run_training(make_training({**PRIVATE, "rounds": 1, "defense": "clip+noise"}), tmp_path / "noise")["rows"]
+    assert "epsilon" not in rows[0]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -146,6 +216,15 @@ def test_a_tapped_exchange_can_be_attacked_and_the_truth_is_beside_it(tmp_path: 
     torch.testing.assert_close(found.inputs, truth["inputs"], atol=1e-4, rtol=0)
     train, _ = data_of(case)
     assert torch.equal(train.batch(truth["index"]).inputs, truth["inputs"])
+
+
+@pytest.mark.parametrize("side_by_side", ["true", "false"])
+def test_a_tap_that_cannot_be_written_ends_the_training(side_by_side: Any, tmp_path: Path) -> None:
+    """It is no client's fault: to drop the reply would train on as though the client had never been there."""
+    (tmp_path / "taps").write_text("a file in the place of the folder")
+    with pytest.raises(GradveilError, match=r"cannot make the folder .*taps"):
+        run_training(Training(**SMALL, tap=("*@2",), side_by_side=side_by_side), tmp_path)
+    assert not (tmp_path / "train.json").exists(), "it is known before the first round"
 
 
 def test_a_tap_on_batch_norm_carries_the_statistics_of_its_round(tmp_path: Path) -> None:
@@ -219,3 +298,30 @@ def test_few_examples_are_dealt_out_and_the_test_set_stays() -> None:
     assert torch.equal(few.batch(range(30)).inputs, again.batch(range(30)).inputs)
     with pytest.raises(GradveilError, match="81 examples are more than the 80"):
         data_of(Training(data="mnist-samples", examples=81))
+
+
+@pytest.mark.parametrize("side_by_side", ["false", "true"])
+@pytest.mark.parametrize(
+    "taken",
+    ["taps/round-0002-client-0001.safetensors", "taps/round-0002-client-0001.truth.safetensors", runs.CHECKPOINT],
+)
+def test_what_cannot_be_written_stops_the_run_and_drops_no_reply(taken: str, side_by_side: str, tmp_path: Path) -> None:
+    """A folder stands in the place of a file: not even root can write there."""
+    told: list[str] = []
+    case = Training(**SMALL | {"per_round": None, "tap": ("1@2",), "rounds": 3, "side_by_side": side_by_side})
+    (tmp_path / taken).mkdir(parents=True)
+    with pytest.raises(GradveilError, match=f"^cannot write .*{Path(taken).name}: Is a directory$"):
+        run_training(case, tmp_path, say=told.append)
+    assert told == []
+    rows = read_training(tmp_path)["rows"]
+    assert len(rows) == 1
+    assert all(row["dropped"] == [] for row in rows)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taps").touch()
+    monkeypatch.setattr(Federation, "round", lambda *_: pytest.fail("a round began"))
+    with pytest.raises(GradveilError, match=r"cannot make the folder .*taps: File exists"):
+        run_training(Training(**SMALL | {"tap": ("*@1",)}), tmp_path)

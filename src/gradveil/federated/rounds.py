@@ -15,12 +15,14 @@ from torch import Tensor
 from gradveil import models
 from gradveil.attacks.storage import finite_or_none
 from gradveil.client import Client, Run
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense, Log
+from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.federated.case import Training
 from gradveil.federated.evaluate import Quality, evaluate
 from gradveil.federated.local import Answer, local_training, running_statistics
@@ -44,9 +46,12 @@ class Round:
     bytes_down: int
     bytes_up: int
     side_by_side: bool
+    spent: Guarantee | None = None
+    """What the client that took part most has spent since the first round; None if its defense counts nothing."""
 
     def as_json(self, quality: Quality | None) -> dict[str, Any]:
-        """A row of ``train.json``."""
+        """A row of ``train.json``; it has an epsilon only where the defense counts one, None where it is infinite."""
+        spent = self.spent and {"epsilon": finite_or_none(self.spent.epsilon), "delta": self.spent.delta}
         return {
             "round": self.number,
             "accuracy": None if quality is None else quality.accuracy,
@@ -58,6 +63,7 @@ class Round:
             "bytes_up": self.bytes_up,
             "side_by_side": self.side_by_side,
             "log": self.log.means(),
+            **(spent or {}),
         }
 
 
@@ -81,6 +87,9 @@ class Federation:
         self.module = chosen.on_model(model).to(case.device)
         self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
         self.state = State(detached(dict(self.module.named_parameters())), running_statistics(self.module))
+        self.defense = chosen
+        self.ledgers = [Ledger() for _ in range(case.clients)]
+        """What was spent on the examples of each client."""
         self._training = copy.deepcopy(self.module).train()
         self._client = Client(self.module, recipe=case.recipe, defense=chosen)
         self._evaluated = Functional(self.module)
@@ -99,8 +108,15 @@ class Federation:
         """Broadcast, let the clients of this round train, and step along the mean of what they send."""
         started, clients = time.perf_counter(), self.participants(number)
         earlier = Counter(client for before in range(1, number) for client in self.participants(before))
-        results = self._runner(self.answering(client, number, broadcasts=earlier[client] + 1) for client in clients)
-        answers, dropped = self._judged(dict(zip(clients, results, strict=True)))
+        runs = (self.answering(client, number, broadcasts=earlier[client] + 1) for client in clients)
+        results = dict(zip(clients, self._runner(runs), strict=True))
+        if self.on_exchange is not None:  # not in a client's run: an error here is no client's, and ends the training
+            for client, result in results.items():
+                if isinstance(result, Answer):
+                    self.on_exchange(
+                        Exchange(number, client, self.state, result.update, *self.examples(client, number))
+                    )
+        answers, dropped = self._judged(results)
         if not answers:
             client, reason = next(iter(dropped.items()))
             raise GradveilError(f"round {number}: no reply could be used; client {client}: {reason}")
@@ -119,29 +135,56 @@ class Federation:
             bytes_down=broadcast * len(clients),
             bytes_up=sum(sent),
             side_by_side=self._runner.batched,
+            spent=self.spent(),
         )
+
+    def spent(self) -> Guarantee | None:
+        """The largest of all clients since the first round; None if the defense, or nobody here, counts it."""
+        if self.defense.delta is None:
+            return None
+        try:
+            each = [ledger.guarantee(self.defense.delta) for ledger in self.ledgers]
+        except NotAvailableError:
+            return None
+        return max(each, key=lambda one: one.epsilon)
 
     def quality(self, data: ImageSet) -> Quality:
         """Accuracy and loss of the global model."""
         return evaluate(self._evaluated.with_buffers(self.state.buffers), self.state.params, data)
 
-    def examples(self, client: int, number: int) -> tuple[Batch, Tensor]:
-        """What a client trains on in a round, in its order, and where these examples stand in the data set."""
+    def examples(self, client: int, number: int, order: Tensor | None = None) -> tuple[Batch, Tensor]:
+        """What a client trains on in a round, in its order, and where these examples stand in the data set.
+
+        ``order`` is a permutation of the client's share; None: one that follows from the seed.
+        """
         case, share = self.case, self.shares[client]
-        order = torch.randperm(len(share), generator=generator(case.seed, "federated", "order", number, client))
+        if order is None:
+            order = torch.randperm(len(share), generator=generator(case.seed, "federated", "order", number, client))
         index = share[order[: case.batch_size]] if case.algorithm == "fedsgd" else share[order]
         return self.train.batch(index).to(case.device), index
 
     def answering(
-        self, client: int, number: int, *, broadcasts: int, rng: torch.Generator | None = None
+        self,
+        client: int,
+        number: int,
+        *,
+        broadcasts: int,
+        batch: Batch | None = None,
+        rng: Stream | None = None,
     ) -> Run[Answer]:
-        """A client's answer to ``state``, the how manieth it got; the defense draws from ``rng``, or by the seed."""
-        case, sent = self.case, self.state
-        batch, index = self.examples(client, number)
-        rng = rng or generator(case.seed, "federated", "defense", number, client, device=case.device)
-        answer = yield from local_training(self._client, self._training, sent, batch, rng, round_number=broadcasts)
-        if self.on_exchange is not None:
-            self.on_exchange(Exchange(number, client, sent, answer.update, batch, index))
+        """A client's answer to ``state``, the broadcast of that number among those that it trained on.
+
+        ``batch`` is what it trains on and ``rng`` what its defense draws from; None: what follows from the seed. What
+        it costs is added to the client's ledger before the answer leaves, and more than planned does not leave.
+        """
+        case = self.case
+        batch = self.examples(client, number)[0] if batch is None else batch
+        rng = rng or Stream.seeded(case.seed, "federated", "defense", number, client)
+        answer = yield from local_training(
+            self._client, self._training, self.state, batch, rng, round_number=broadcasts
+        )
+        self.defense.check_steps(self.ledgers[client].steps + answer.log.ledger.steps)
+        self.ledgers[client].merge(answer.log.ledger)
         return answer
 
     def _judged(self, results: dict[int, Answer | GradveilError]) -> tuple[list[Answer], dict[int, str]]:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gradveil.core.atomic import write_json
+from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.environment import environment
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
+from gradveil.core.reading import read_text
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.tensor_files import read_tensors, write_tensors
@@ -28,11 +30,11 @@ from gradveil.core.trees import moved
 from gradveil.core.types import Params
 from gradveil.data import DATASETS, ImageSet, load
 from gradveil.defenses import DEFENSES
-from gradveil.defenses.dp import DP
+from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
 from gradveil.federated.rounds import Federation
 from gradveil.federated.server import State, participants
-from gradveil.federated.tap import Tap
+from gradveil.federated.tap import Tap, tapped
 
 VERSION = 1
 KIND = "training"
@@ -42,6 +44,7 @@ _MAY_CHANGE = {"rounds", "tap", "threat", "evaluate_every", "checkpoint_every"}
 """Fields that change nothing in the rounds already done."""
 
 
+@alone
 def run_training(
     case: Training,
     folder: Path,
@@ -55,10 +58,15 @@ def run_training(
         raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
     if (folder / RESULT).exists() and not resume:
         raise GradveilError(f"{folder} holds a training already: add --resume to go on with it, or choose --out")
-    _check_described(case)
+    remove_partial(folder, RESULT, CHECKPOINT, "taps/*.safetensors")
+    _check_plan(case)
     train, test = data_of(case, progress)
     federation = Federation(case, train)
-    federation.on_exchange = Tap(case, federation.module, train.domain, folder / "taps")
+    make_folder(folder / "taps" if case.tap else folder)  # first: what cannot be kept is not worth a round
+    pairs = tapped(case)
+    federation.on_exchange = Tap(
+        case, federation.module, train.domain, folder / "taps", lambda client, number: (client, number) in pairs
+    )
     if federation.sends_statistics and case.defense != "none":
         say("running statistics of norm layers leave as they are: no defense hides them (docs/federated.md)")
     rows = _resumed(federation, folder) if resume else []
@@ -73,10 +81,11 @@ def run_training(
             rows.append(done.as_json(quality))
             save_rows(case, rows, folder, len(train), len(test))
             if number % case.checkpoint_every == 0 or number == case.rounds:
-                save_state(federation.state, number, folder)
+                save_state(federation.state, number, folder, federation.ledgers)
             task.advance()
             if quality is not None:
-                task.note(f"accuracy {quality.accuracy:.1%} after round {number}")
+                spent = f", epsilon {done.spent.epsilon:.4g}" if done.spent else ""
+                task.note(f"accuracy {quality.accuracy:.1%}{spent} after round {number}")
     return read_training(folder)
 
 
@@ -109,22 +118,22 @@ def _train_and_test(case: Training, progress: Progress) -> tuple[ImageSet, Image
     return train.subset(order[held_out:].sort().values), train.subset(order[:held_out].sort().values)
 
 
-def _check_described(case: Training) -> None:
-    """Refuse more steps than a defense was told that there are; who takes part when is known beforehand."""
-    bounded = [one for one in map(DEFENSES.build, DEFENSES.links(case.defense)) if isinstance(one, DP) and one.steps]
-    if bounded:
+def _check_plan(case: Training) -> None:
+    """Refuse more steps than a defense plans; who takes part when is known beforehand."""
+    defense = DEFENSES.build(case.defense)
+    if defense.delta is not None:
         rounds = range(1, case.rounds + 1)
         turns = Counter(
             c for r in rounds for c in participants(case.clients, case.per_round, seed=case.seed, round_number=r)
         )
-        bounded[0].check_steps(max(turns.values()) * case.epochs)
+        defense.check_steps(max(turns.values()) * case.epochs)
 
 
 def read_training(folder: Path) -> dict[str, Any]:
     """What ``train.json`` of a folder holds."""
     path = folder / RESULT
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
     except FileNotFoundError:
         raise BadFileError(f"{folder} holds no training: there is no {RESULT} in it") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -149,11 +158,13 @@ def save_rows(case: Training, rows: list[dict[str, Any]], folder: Path, examples
     write_json(folder / RESULT, whole)
 
 
-def save_state(state: State, number: int, folder: Path) -> None:
-    """Write the checkpoint of a round."""
+def save_state(state: State, number: int, folder: Path, ledgers: Sequence[Ledger] = ()) -> None:
+    """Write the checkpoint of a round, with what was spent on the examples of each client."""
     parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
     tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
-    write_tensors(folder / CHECKPOINT, KIND, tensors, {"round": number})
+    write_tensors(
+        folder / CHECKPOINT, KIND, tensors, {"round": number, "spent": [ledger.state() for ledger in ledgers]}
+    )
 
 
 def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
@@ -167,6 +178,9 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
             raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
     if not (folder / CHECKPOINT).exists():
         return []
+    for place, row in enumerate(saved["rows"], start=1):
+        if not _is_row(row, place):
+            raise BadFileError(f"{folder / RESULT}: its row {place} is damaged: train anew into another --out")
     tensors, meta = read_tensors(folder / CHECKPOINT, KIND)
     number, rows = meta.get("round"), saved["rows"]
     tensors, started = moved(tensors, federation.case.device), federation.state
@@ -176,7 +190,34 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
     if not fits or type(number) is not int or not 0 < number <= min(len(rows), federation.case.rounds):
         raise BadFileError(f"{folder / CHECKPOINT} does not fit {RESULT} beside it: train anew into another --out")
     federation.state = state
+    if federation.defense.delta is not None:
+        federation.ledgers = _ledgers(meta.get("spent"), federation.case.clients, folder / CHECKPOINT)
     return list(rows[:number])
+
+
+def _ledgers(saved: object, clients: int, path: Path) -> list[Ledger]:
+    """What was spent on the examples of each client before the checkpoint: without it epsilon would be too small."""
+    if not isinstance(saved, list) or len(saved) != clients:
+        raise BadFileError(f"{path} does not say what each client has spent: train anew into another --out")
+    try:
+        return [Ledger.restored(state) for state in saved]
+    except GradveilError as error:
+        raise BadFileError(f"{path} does not say what each client has spent: {error}") from None
+
+
+def _is_row(row: object, place: int) -> bool:
+    """Whether it can be what :meth:`Round.as_json` made of the round of this number."""
+    if not isinstance(row, dict) or row.get("round") != place:
+        return False
+    amounts, log = [row.get(name) for name in ("seconds", "bytes_down", "bytes_up")], row.get("log")
+    shares = [row[name] for name in ("accuracy", "loss") if row.get(name) is not None]
+    lists = isinstance(row.get("dropped"), list) and isinstance(log, dict)
+    return lists and "loss" in row and all(map(_is_number, (*amounts, *shares, *log.values())))  # type: ignore[union-attr]
+
+
+def _is_number(value: object) -> bool:
+    """JSON has whole numbers of any length, infinities and NaN; ``true`` is one too, for Python."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def _part(tensors: Params, prefix: str, like: Params) -> Params:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,33 +45,44 @@ def tapped(case: Training) -> frozenset[tuple[int, int]]:
         for number in range(1, case.rounds + 1)
         for client in participants(case.clients, case.per_round, seed=case.seed, round_number=number)
     }
-    return frozenset(pair for spec in case.tap for pair in _matching(spec, there))
+    found: set[tuple[int, int]] = set()
+    for spec in case.tap:
+        matching = {pair for pair in there if taps(spec, *pair)}
+        if not matching:
+            number = spec.partition("@")[2]
+            who = sorted({c for c, n in there if str(n) == number})
+            hint = (
+                f"in round {number} there are {', '.join(map(str, who))}"
+                if who
+                else "clients count from 0, rounds from 1"
+            )
+            raise GradveilError(f"tap {spec}: no such client takes part in such a round; {hint}")
+        found |= matching
+    return frozenset(found)
 
 
-def _matching(spec: str, there: set[tuple[int, int]]) -> set[tuple[int, int]]:
+def taps(spec: str, client: int, number: int) -> bool:
+    """Whether a tap names the exchange of a client in a round.
+
+    >>> taps("*@3", 7, 3), taps("0@*", 7, 3)
+    (True, False)
+    """
     parts = _SPEC.fullmatch(spec)
     if parts is None:
         raise GradveilError(f"cannot read the tap {spec!r}; write CLIENT@ROUND, such as 0@1, *@1 or 3@*")
-    client, number = parts.groups()
-    found = {pair for pair in there if client in ("*", str(pair[0])) and number in ("*", str(pair[1]))}
-    if not found:
-        who = sorted({c for c, n in there if str(n) == number})
-        hint = (
-            f"in round {number} there are {', '.join(map(str, who))}" if who else "clients count from 0, rounds from 1"
-        )
-        raise GradveilError(f"tap {spec}: no such client takes part in such a round; {hint}")
-    return found
+    return parts[1] in ("*", str(client)) and parts[2] in ("*", str(number))
 
 
 class Tap:
-    """Saves exchanges of a training into a folder."""
+    """Saves exchanges of a training into a folder: those that ``wanted`` is true of, by client and round."""
 
-    def __init__(self, case: Training, module: nn.Module, domain: Domain, folder: Path) -> None:
-        self.wanted = tapped(case)
-        self._case, self._module, self._domain, self._folder = case, module, domain, folder
+    def __init__(
+        self, case: Training, module: nn.Module, domain: Domain, folder: Path, wanted: Callable[[int, int], bool]
+    ) -> None:
+        self._case, self._module, self._domain, self._folder, self._wanted = case, module, domain, folder, wanted
 
     def __call__(self, one: Exchange) -> None:
-        if (one.client, one.round_number) not in self.wanted:
+        if not self._wanted(one.client, one.round_number):
             return
         module = copy.deepcopy(self._module)
         module.load_state_dict(one.sent.buffers, strict=False)

@@ -22,13 +22,18 @@ Answers = Callable[[Message, Context], Message]
 class DirectGrid(Grid):
     """Nodes with the numbers 10, 11, ... that hold the shares 0, 1, ..., each with an app of its own."""
 
-    def __init__(self, apps: Iterable[ClientApp | Answers], run_config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        apps: Iterable[ClientApp | Answers],
+        run_config: dict[str, Any] | None = None,
+        node_config: dict[str, Any] | None = None,
+    ) -> None:
         self.apps = {10 + place: app for place, app in enumerate(apps)}
         self.contexts = {
             node: Context(
                 run_id=1,
                 node_id=node,
-                node_config={"partition-id": node - 10, "num-partitions": len(self.apps)},
+                node_config={"partition-id": node - 10, "num-partitions": len(self.apps)} | (node_config or {}),
                 state=RecordDict(),
                 run_config=dict(run_config or {}),
             )

@@ -33,7 +33,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from gradveil.federated.flower import client_app
 
-honest = client_app()
+honest = client_app(data="mnist-samples", defense="none")
 app = ClientApp()
 
 
@@ -52,6 +52,12 @@ def train(message, context):
         bad["fc.bias"] = bad["fc.bias"] * np.nan if behave == "nan" else bad["fc.bias"][:3]
         reply.content["arrays"] = ArrayRecord({name: Array(array) for name, array in bad.items()})
     return reply
+"""
+
+SILENT = """
+from gradveil.federated.flower import settings
+
+settings.read_run = lambda run_config: run_config.pop("repeatable")
 """
 
 
@@ -77,17 +83,41 @@ def until(ready: Callable[[], bool], seconds: float = 90) -> None:
 
 def test_a_defended_run_over_tls_with_authenticated_nodes(tmp_path: Path) -> None:
     out = tmp_path / "out"
+    taps = f'tap="*@2" out="{out}"'
     with Network(tmp_path, tls=True, auth=True) as network:
         network.start_link()
-        network.start_node(0, of=2, config='defense="clip:bound=0.01+noise:sigma=0.0001"')
-        network.start_node(1, of=2)
-        ended = network.follow(network.submit(APP, config(out, tap="0@2 1@2", rounds=2)), 300)
+        network.start_node(0, of=2, config=f'defense="clip:bound=0.01+noise:sigma=0.0001" {taps}')
+        network.start_node(1, of=2, config=f'defense="none" {taps}')
+        ended = network.follow(network.submit(APP, config(out, rounds=2)), 300)
     assert ended.good, ended.log
     assert read_training(out)["complete"]
     defended, plain = (load_observations(out / "taps" / f"round-0002-client-000{c}.safetensors")[0] for c in (0, 1))
     lengths = [max(float(tensor.norm()) for tensor in seen.reply.values()) for seen in (defended, plain)]
     assert lengths[0] < 0.1 < lengths[1]
     assert descendants(network.home) == []
+
+
+def test_a_run_that_asks_what_only_a_node_decides_fails(tmp_path: Path) -> None:
+    """The server would refuse it too: so it runs an app whose server says nothing."""
+    app = tmp_path / "app"
+    shutil.copytree(APP, app)
+    silent = (APP / "veiled" / "server_app.py").read_text() + SILENT
+    (app / "veiled" / "server_app.py").write_text(silent)
+    with (app / "pyproject.toml").open("a") as file:
+        file.write("repeatable = false\n")
+    with Network(tmp_path) as network:
+        network.start_link()
+        for place in (0, 1):
+            network.start_node(place, of=2)
+        hostile = config(tmp_path / "out", rounds=1, seed=11) + " repeatable=true"
+        ended = network.follow(network.submit(app, hostile), 300)
+        logs = network.log_of("node-0") + network.log_of("node-1")
+    assert not ended.good
+    line = "the run config sets 'repeatable', which only a node decides"
+    assert "round 1: no reply could be used; node" in ended.log
+    assert line in ended.log
+    assert line in logs
+    assert "Traceback" not in logs
 
 
 @pytest.mark.parametrize(("behave", "words"), [("nan", "it holds NaN or infinity"), ("shape", "'fc.bias'")])

@@ -63,7 +63,7 @@ def renamed(arrays: str, metrics: str) -> Answer:
 
 
 def trained(*nodes: Answer, rounds: int = 2) -> tuple[Result, CheckedGrid]:
-    grid = CheckedGrid(DirectGrid(nodes))
+    grid = CheckedGrid(DirectGrid(nodes), fewest=1)
     return averaged(grid, rounds), grid
 
 
@@ -133,6 +133,17 @@ def test_nothing_usable_ends_the_run_and_says_why() -> None:
         trained(SPOILED["nan"][0], SPOILED["infinity"][0])
 
 
+@pytest.mark.parametrize("kind", ["nan", "error", "missing"])
+def test_a_dropped_reply_ends_a_run_that_was_not_told_to_go_on(kind: str) -> None:
+    """Otherwise training would go on as though that client had never been there."""
+    bad, words = SPOILED[kind]
+    said = rf"round 1: only 2 of 3 replies could be used, and 3 are needed; node 11: .*{words}"
+    with pytest.raises(GradveilError, match=said):
+        averaged(CheckedGrid(DirectGrid([HONEST, bad, HONEST])))
+    with pytest.raises(GradveilError, match=said):
+        averaged(CheckedGrid(DirectGrid([HONEST, bad, HONEST]), fewest=3))
+
+
 def test_metrics_that_not_all_have_do_not_end_the_run() -> None:
     """Flower averages nothing if one node names another metric."""
     result, _ = trained(answering({"num-examples": 10, "loss": 2.0}), answering({"num-examples": 30, "mood": 1.0}))
@@ -175,7 +186,7 @@ def test_counters_that_an_average_made_floats_take_whole_numbers_and_flags() -> 
 
 def test_a_strategy_that_widens_the_model_does_not_let_larger_numbers_in() -> None:
     """Under FedAdam broadcasts are of float64 from the second on; the model of the nodes stays what it is."""
-    grid = CheckedGrid(DirectGrid([HONEST, answering(bias=np.array([1e300, 1])), HONEST]))
+    grid = CheckedGrid(DirectGrid([HONEST, answering(bias=np.array([1e300, 1])), HONEST]), fewest=2)
     strategy = FedAdam(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     start = ArrayRecord({name: Array(array) for name, array in START.items()})
     strategy.start(grid=grid, initial_arrays=start, num_rounds=3)
@@ -189,7 +200,7 @@ def test_a_node_that_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) 
             return [m for m in super().pull_messages(message_ids) if m.metadata.src_node_id != 11]
 
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        averaged(CheckedGrid(Deaf([HONEST, HONEST])))
+        averaged(CheckedGrid(Deaf([HONEST, HONEST]), fewest=1))
     assert "round 1: the reply of node 11 was dropped: it did not come in time" in caplog.text
 
 

@@ -31,8 +31,9 @@ class Done(NamedTuple):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("flower")
-    config = 'epochs=2 partition="dirichlet:alpha=1" seed=5 tap="1@3"'
-    given = parsed(["--supernodes", "3", "--out", str(folder / "out"), "--run-config", config, "--app", str(APP)])
+    node = 'partition="dirichlet:alpha=1" seed=5 repeatable=true tap="1@3" defense="none"'
+    said = ["--run-config", "epochs=2 seed=5", "--node-config", node]
+    given = parsed(["--supernodes", "3", "--out", str(folder / "out"), "--app", str(APP), *said])
     return Done(run(given, folder), folder / "home", folder / "out")
 
 
@@ -48,7 +49,7 @@ def test_it_equals_training_in_this_process(done: Done) -> None:
 
 def test_it_completes_and_says_what_came_of_it(done: Done) -> None:
     assert done.ended.good, done.ended.log
-    assert "accuracy under none after 3 rounds of FedAvg on mnist-samples, 0 replies dropped" in done.ended.log
+    assert "accuracy after 3 rounds of FedAvg on mnist-samples, 0 replies dropped" in done.ended.log
     saved = read_training(done.out)
     assert saved["complete"]
     assert [row["clients"] for row in saved["rows"]] == [[0, 1, 2]] * 3

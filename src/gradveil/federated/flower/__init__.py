@@ -6,6 +6,7 @@ try:
     from gradveil.federated.flower.client import client_app
     from gradveil.federated.flower.grid import CheckedGrid
     from gradveil.federated.flower.mods import checked, defended, inspected
+    from gradveil.federated.flower.node import NODE_KEYS, OF_THE_SERVER, RUN_MAY_SET, NodeSettings, read_node
     from gradveil.federated.flower.server import server_app
     from gradveil.federated.flower.settings import STRATEGIES, Settings, read_settings
     from gradveil.federated.flower.tapping import Passed, recorded, tap
@@ -15,14 +16,19 @@ except ModuleNotFoundError as error:
     raise NotAvailableError("Flower is not installed: pip install 'gradveil[flower]'") from None
 
 __all__ = [
+    "NODE_KEYS",
+    "OF_THE_SERVER",
+    "RUN_MAY_SET",
     "STRATEGIES",
     "CheckedGrid",
+    "NodeSettings",
     "Passed",
     "Settings",
     "checked",
     "client_app",
     "defended",
     "inspected",
+    "read_node",
     "read_settings",
     "recorded",
     "server_app",

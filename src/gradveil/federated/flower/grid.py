@@ -1,7 +1,8 @@
 """A grid that looks at replies before a strategy does: what cannot be used is dropped with a line that says why.
 
-Flower's strategies average what they get. One NaN spoils the model of everybody, and a single reply of another shape
-ends the run. So this stands between them and the network, and they stay as they are.
+Flower's strategies average what they get. One NaN spoils the model of everybody, a single reply of another shape ends
+the run, and a node that answers with an error is left out without a word. So this stands between them and the network,
+and they stay as they are. A run in which replies are dropped fails, unless it was told how few replies are enough.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class CheckedGrid(Grid):
     """Another grid with its replies checked. ``last`` is what came of the last round of training.
 
     While fewer than ``fewest`` nodes are connected strategies wait; after ``patience`` seconds of that it is an error.
+    So is a round of training with fewer usable replies than that. None: every node that was asked has to reply.
     """
 
-    def __init__(self, grid: Grid, *, fewest: int = 1, patience: float = math.inf) -> None:
+    def __init__(self, grid: Grid, *, fewest: int | None = None, patience: float = math.inf) -> None:
         self._grid, self.fewest, self._patience = grid, fewest, patience
         self._lonely_since: float | None = None
         self._types: dict[str, torch.dtype] = {}
@@ -54,16 +56,14 @@ class CheckedGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         nodes, now = list(self._grid.get_node_ids()), time.monotonic()
-        if len(nodes) >= self.fewest:
+        if len(nodes) >= (fewest := self.fewest or 1):
             self._lonely_since = None
             return nodes
         if self._lonely_since is None:
             self._lonely_since = now
-            log(INFO, "%d nodes are connected; waiting for %d", len(nodes), self.fewest)
+            log(INFO, "%d nodes are connected; waiting for %d", len(nodes), fewest)
         if now - self._lonely_since > self._patience:
-            raise GradveilError(
-                f"{len(nodes)} nodes are connected after {self._patience:.0f} s; {self.fewest} are needed"
-            )
+            raise GradveilError(f"{len(nodes)} nodes are connected after {self._patience:.0f} s; {fewest} are needed")
         return nodes
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -88,9 +88,12 @@ class CheckedGrid(Grid):
         dropped |= dict.fromkeys(asked.values(), "it did not come in time")
         for node, reason in dropped.items():
             log(WARNING, "round %d: the reply of node %d was dropped: %s", number, node, reason)
-        if not usable:
+        needed = len(messages) if self.fewest is None else min(self.fewest, len(messages))
+        if len(usable) < max(1, needed):
             node, reason = next(iter(dropped.items()))
-            raise GradveilError(f"round {number}: no reply could be used; node {node}: {reason}")
+            count = f"only {len(usable)} of {len(messages)} replies" if usable else "no reply"
+            hint = f", and {needed} are needed" if usable else ""
+            raise GradveilError(f"round {number}: {count} could be used{hint}; node {node}: {reason}")
         self.last = Round(
             number=number,
             clients=sorted(_client(reply) for reply in usable),

@@ -1,33 +1,76 @@
 """Mods for any ClientApp: they see the global parameters come in and the local ones go out.
 
-The first mod in a list is the outermost one: ``@app.train(mods=[tap(...), checked, defended("clip"), inspected(...)])``
-inspects, trains, defends, checks, and taps what really leaves. Evaluation and queries pass all of them untouched.
+The first mod in a list is the outermost one: ``ClientApp(mods=[tap(...), checked, defended("clip"), inspected(...)])``
+inspects, trains, defends, checks, and taps what really leaves. Given to the app and not only to its train function,
+``defended`` also sees to it that evaluation and queries carry no arrays.
+
+Whatever a mod refuses becomes an error in the place of the reply, with one line for the server and for the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
-from logging import WARNING
-from typing import get_args
+from logging import ERROR, INFO, WARNING
+from typing import Concatenate, Literal, ParamSpec, get_args
 
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.supercore import log
 from torch import nn
 
 from gradveil.client import defend_update, inspect
 from gradveil.client.client import OnSuspicion
+from gradveil.client.updates import check_transforms
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeding import derive
 from gradveil.core.trees import add, subtract
 from gradveil.core.types import Batch, Domain, Params, Recipe
 from gradveil.defenses import DEFENSES, Defense
-from gradveil.federated.flower.records import is_train, packed, place_of, round_number, tensors_of
-from gradveil.federated.server import complaint
+from gradveil.federated.flower.records import (
+    arrays_of,
+    fitted,
+    is_train,
+    packed,
+    refused,
+    tensors_of,
+    unpacked,
+)
 
+P = ParamSpec("P")
 TRUSTED = "gradveil.trusted"
 """Where a node keeps the last broadcast that it trained on; it never leaves the node."""
+
+LARGEST_EXTRA = 2048
+"""How many bytes a reply may carry beside its arrays: enough for metrics, too little for an update."""
+
+Statistics = Literal["withhold", "defend", "send"]
+"""What becomes of running statistics: the server gets its own back, they are defended like parameters, or they leave
+as they are."""
+
+_STATISTICS = ("running_mean", "running_var")
+_COUNTER = "num_batches_tracked"
+INSIDE: ContextVar[bool] = ContextVar("inside", default=False)
+"""Whether a mod outside of this one still has to defend what comes back."""
+
+
+def fails_closed(answer: Callable[Concatenate[Message, P], Message]) -> Callable[Concatenate[Message, P], Message]:
+    """An app or a mod whose errors, and those of what it calls, become an error in the place of the reply.
+
+    The text of an exception that is not Gradveil's may quote private data, and Flower would send it: it stays here.
+    """
+
+    @wraps(answer)
+    def closed(message: Message, /, *rest: P.args, **named: P.kwargs) -> Message:
+        try:
+            return answer(message, *rest, **named)
+        except GradveilError as error:
+            return refused(message, str(error))
+        except Exception as error:
+            log(ERROR, "the app failed", exc_info=error)
+            return refused(message, f"the app failed with {type(error).__name__}: the node's log says where")
+
+    return closed
 
 
 def of_training(mod: Mod) -> Mod:
@@ -40,54 +83,108 @@ def of_training(mod: Mod) -> Mod:
     return only
 
 
-def replied(message: Message, context: Context, call_next: ClientAppCallable) -> tuple[Message, Params, Params | None]:
-    """The reply, the tensors that came in, and those that go out; None for an error, which goes out as it is."""
-    sent = tensors_of(message.content)  # before: a ClientApp may empty its message to save memory
-    reply = call_next(message, context)
-    return reply, sent, None if reply.has_error() else tensors_of(reply.content)
-
-
+@fails_closed
 @of_training
 def checked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Nothing leaves that the server could not use: NaN, infinity or other shapes become an error that says so."""
-    reply, sent, local = replied(message, context, call_next)
-    if local is not None and (reason := complaint(local, sent)) is not None:
-        raise GradveilError(f"the reply does not leave this node: {reason}")
+    sent = tensors_of(message.content)  # before: a ClientApp may empty its message to save memory
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    try:
+        fitted(tensors_of(reply.content), sent)
+    except GradveilError as error:
+        raise GradveilError(f"the reply does not leave this node: {error}") from None
     return reply
 
 
-def defended(defense: str | Defense, *, seed: int | None = None) -> Mod:
+def defended(defense: str | Defense, *, statistics: Statistics = "withhold") -> Mod:
     """A defense on the outgoing update: the server gets its own parameters plus the defended difference.
 
-    For defenses that need nothing but the tensors, such as noise, clipping, sparsification and chains of them. ``seed``
-    makes their draws repeatable, for experiments only: who knows it can take the noise away again.
+    For defenses that need nothing but the tensors, such as noise, clipping, sparsification and chains of them. A reply
+    that it cannot defend whole does not leave: one with other arrays than the broadcast, or with lists or bytes beside
+    them, or with arrays in answer to anything but training.
+
+    Args:
+        defense: a spec or an object.
+        statistics: what becomes of running statistics of norm layers. With batch norm a server that gets its own
+            statistics back evaluates with those it started with: use group norm, or say what may leave.
     """
+    if statistics not in get_args(Statistics):
+        raise GradveilError(f"statistics is one of {', '.join(get_args(Statistics))}, not {statistics!r}")
     built = DEFENSES.build(defense) if isinstance(defense, str) else defense
     try:
-        defend_update({}, defense=built)
+        links = check_transforms(built)
     except GradveilError as error:
         raise GradveilError(f"{error} in your train function, or gradveil's client_app with this defense") from None
+    if not links:
+        raise GradveilError("defended needs a defense, and this one sends every update as it is: leave the mod out")
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        drawn = None if seed is None else derive(seed, "flower", round_number(message), place_of(context))
-        reply, sent, local = replied(message, context, call_next)
-        if local is None:
+        sent = tensors_of(message.content) if is_train(message) else {}
+        inside = INSIDE.set(True)
+        try:
+            reply = call_next(message, context)
+        finally:
+            INSIDE.reset(inside)
+        if reply.has_error():
             return reply
-        if (reason := complaint(local, sent)) is not None:
-            raise GradveilError(f"the reply cannot be defended: {reason}")
-        before = {name: sent[name].to(tensor) for name, tensor in local.items() if tensor.is_floating_point()}
-        after = {name: local[name] for name in before}
-        update = defend_update(subtract(after, before), defense=built, seed=drawn)
-        defended = local | add(before, update)
-        reply.content[next(iter(reply.content.array_records))] = packed(defended | _variances(defended))
+        _check_extras(reply.content)
+        if not is_train(message):
+            if reply.content.array_records:
+                raise GradveilError(
+                    f"a reply to {message.metadata.message_type} carries arrays, which are not defended"
+                )
+            return reply
+        local = fitted(unpacked(arrays_of(reply.content)), sent)
+        update, withheld = _split(sent, local, statistics)
+        hidden = defend_update(update, defense=built)
+        leaving = local | withheld | add({name: sent[name] for name in hidden}, hidden)
+        leaving |= {n: t.clamp(min=0) for n, t in leaving.items() if n.endswith("running_var")}  # noise can go below 0
+        reply.content[next(iter(reply.content.array_records))] = packed(fitted(leaving, sent))
         return reply
 
-    return of_training(mod)
+    return fails_closed(mod)
 
 
-def _variances(state: Params) -> Params:
-    """Running variances, which noise can push below zero: the square root of one such spoils every output."""
-    return {name: tensor.clamp(min=0) for name, tensor in state.items() if name.endswith("running_var")}
+def _split(sent: Params, local: Params, statistics: Statistics) -> tuple[Params, Params]:
+    """The update that is to be defended, and what the server gets back as it sent it."""
+    update: Params = {}
+    withheld: Params = {}
+    for name, tensor in sent.items():
+        if tensor.is_floating_point():
+            if statistics == "defend" or not name.endswith(_STATISTICS):
+                update |= subtract({name: local[name]}, {name: tensor})
+            elif statistics == "withhold":
+                withheld[name] = tensor
+        elif name.endswith(_COUNTER):
+            if statistics != "send":
+                withheld[name] = tensor
+        elif not local[name].equal(tensor):
+            raise GradveilError(
+                f"the reply cannot be defended: {name!r} holds whole numbers that changed, which no defense covers"
+            )
+    if not update:
+        raise GradveilError("the reply cannot be defended: there is no parameter in it")
+    if withheld:
+        log(INFO, "%d running statistics and counters stay on this node", len(withheld))
+    return update, withheld
+
+
+def _check_extras(content: RecordDict) -> None:
+    """Refuse what could carry an update past the defense: lists, bytes, and much of anything."""
+    size = sum(len(name) for name in content)
+    records: list[MetricRecord | ConfigRecord] = [*content.metric_records.values(), *content.config_records.values()]
+    for record in records:
+        for key, value in record.items():
+            if isinstance(value, list | bytes) and len(value) > 0:
+                raise GradveilError(
+                    f"the reply carries {type(value).__name__} under {key[:40]!r}, which no defense covers: only "
+                    "numbers and short texts leave beside the arrays"
+                )
+            size += len(key) + (len(value.encode()) if isinstance(value, str) else 8)
+    if size > LARGEST_EXTRA:
+        raise GradveilError(f"the reply carries {size:,} bytes beside its arrays, and {LARGEST_EXTRA:,} are the most")
 
 
 def inspected(
@@ -124,10 +221,11 @@ def inspected(
             recipe=recipe,
         )
         if found.suspicious and on_suspicion == "refuse":
-            raise GradveilError(f"this node does not train: {found.summary}")
+            log(WARNING, "%s", found.summary)  # it stays here: the probe may be of private examples
+            raise GradveilError("this node does not train: the broadcast looks crafted")
         if found.suspicious:
             log(WARNING, "%s", found.summary)
         context.state[TRUSTED] = ArrayRecord(dict(sent))
         return call_next(message, context)
 
-    return of_training(mod)
+    return fails_closed(of_training(mod))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from logging import ERROR
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.supercore import log
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
@@ -66,9 +70,8 @@ def repacked(record: ArrayRecord, like: Params) -> ArrayRecord:
     return ArrayRecord({name: Array(cast[name].numpy()) if name in changed else record[name] for name in cast})
 
 
-def state_of(content: RecordDict | ArrayRecord, like: State) -> State:
+def state_of(found: Params, like: State) -> State:
     """What a server sent, as it fits the model agreed on."""
-    found = unpacked(content) if isinstance(content, ArrayRecord) else tensors_of(content)
     try:
         fitting = fitted(found, like.params | like.buffers)
     except GradveilError as error:
@@ -94,6 +97,26 @@ def reply_to(message: Message, tensors: Mapping[str, Tensor], *, examples: int, 
     return Message(content, reply_to=message)
 
 
+def refused(message: Message, reason: str) -> Message:
+    """An error in the place of a reply: one line in the log of the node, and the same to the server."""
+    line = " ".join(reason.split())[:500]
+    log(ERROR, "%s", line)
+    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, line), reply_to=message)
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """A file that cannot be written is an error that tells the server what, and the log of the node where."""
+    try:
+        yield
+    except (GradveilError, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        log(ERROR, "%s", error)
+        raise GradveilError(f"this node cannot write {what} ({cause.strerror}): its reply does not leave") from error
+
+
 def round_number(message: Message) -> int:
     """The round that a message is of, as Flower's strategies write it."""
     for record in message.content.config_records.values():
@@ -110,5 +133,7 @@ def place_of(context: Context) -> int:
     """Which share a node holds: the simulation says so, and elsewhere whoever starts the node."""
     place = context.node_config.get("partition-id")
     if type(place) is not int or place < 0:
-        raise GradveilError('this node does not say which share it holds: start it with --node-config "partition-id=0"')
+        raise GradveilError(
+            'this node does not say which share it holds: start it with --node-config "partition-id=0 num-partitions=2"'
+        )
     return place

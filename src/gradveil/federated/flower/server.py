@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -11,7 +11,7 @@ from flwr.supercore import log
 
 from gradveil.core.errors import GradveilError
 from gradveil.federated.flower.grid import CheckedGrid
-from gradveil.federated.flower.records import packed, state_of
+from gradveil.federated.flower.records import packed, state_of, unpacked
 from gradveil.federated.flower.settings import Settings, read_settings
 from gradveil.federated.rounds import Federation
 from gradveil.federated.run import RESULT, data_of, save_rows, save_state
@@ -44,7 +44,7 @@ def _serve(grid: Grid, settings: Settings) -> None:
     def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         if network.last is None:  # before the first round
             return None
-        federation.state = state_of(arrays, federation.state)
+        federation.state = state_of(unpacked(arrays), federation.state)
         looks = number % case.evaluate_every == 0 or number == case.rounds
         quality = federation.quality(test) if looks else None
         rows.append(network.last.as_json(quality))
@@ -63,9 +63,11 @@ def _serve(grid: Grid, settings: Settings) -> None:
         timeout=settings.round_timeout,
         evaluate_fn=evaluated,
     )
-    dropped = sum(len(row["dropped"]) for row in rows)
+    dropped = [(row["round"], one["client"], one["reason"]) for row in rows for one in row["dropped"]]
     log(
-        INFO,
-        "gradveil: %.1f%% accuracy under %s after %d rounds of %s on %s, %d replies dropped",
-        100 * rows[-1]["accuracy"], case.defense, len(rows), settings.strategy, case.data, dropped,
+        WARNING if dropped else INFO,
+        "gradveil: %.1f%% accuracy after %d rounds of %s on %s, %d replies dropped",
+        100 * rows[-1]["accuracy"], len(rows), settings.strategy, case.data, len(dropped),
     )  # fmt: skip
+    for number, node, reason in dropped:
+        log(WARNING, "the model is without the reply of node %d in round %d: %s", node, number, reason)

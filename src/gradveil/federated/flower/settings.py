@@ -1,4 +1,4 @@
-"""What a run of the ready apps is: a training, and what only a network needs, from the flat keys of a run config."""
+"""What a run is to its server: a training, and what only a network needs, from the flat keys of a run config."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from flwr.serverapp import strategy as flower
 
-from gradveil.client.client import OnSuspicion
 from gradveil.core.errors import GradveilError
 from gradveil.core.registry import split_spec
 from gradveil.federated.case import Training, make_training
+from gradveil.federated.flower.node import read_run
 
 STRATEGIES = ("FedAvg", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedMedian", "FedTrimmedAvg")
 """Strategies of Flower that need nothing of a client but its parameters and how many examples are behind them."""
 
-_MAY_BE_NONE = {"test", "per_round", "batch_size", "examples", "min_nodes", "out"}
-_OF_THE_NODE = {"partition_id", "num_partitions"}
+_MAY_BE_NONE = {"test", "per_round", "batch_size", "min_nodes", "out"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +29,15 @@ class Settings:
     strategy: str = "FedAvg"
     """A strategy of Flower and its own options, such as FedTrimmedAvg:beta=0.1."""
     min_nodes: int | None = None
-    """The fewest nodes that a round after the first starts with; None: all clients."""
+    """The fewest nodes that a round after the first starts with, and usable replies that it ends with; None: all."""
     node_timeout: float = 60.0
     """Seconds to wait while fewer nodes than that are connected."""
     round_timeout: float = 3600.0
     """Seconds to wait for the replies of a round."""
-    on_suspicion: OnSuspicion = "train"
-    repeatable: bool = False
-    """Whether defenses draw from the seed, which the server knows; otherwise from the node's own entropy."""
     out: Path | None = None
-    """Where the server writes train.json and the checkpoint, and a client its taps."""
+    """Where the server writes train.json and the checkpoint."""
 
     def __post_init__(self) -> None:
-        if self.on_suspicion not in get_args(OnSuspicion):
-            raise GradveilError(f"on-suspicion is one of {', '.join(get_args(OnSuspicion))}, not {self.on_suspicion!r}")
         if self.min_nodes is not None and not (
             type(self.min_nodes) is int and 1 <= self.min_nodes <= self.training.clients
         ):
@@ -52,8 +46,6 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise GradveilError(f"{name.replace('_', '-')} is a number of seconds, not {value!r}")
-        if type(self.repeatable) is not bool:
-            raise GradveilError(f"repeatable is true or false, not {self.repeatable!r}")
 
     @property
     def fewest(self) -> int:
@@ -83,14 +75,12 @@ class Settings:
         return made
 
 
-def read_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any] | None = None) -> Settings:
-    """The settings that a run config spells, as ``batch-size = 8``; keys of a node's own config go over it."""
-    given = {key.replace("-", "_"): value for key, value in {**run_config, **(node_config or {})}.items()}
-    given = {key: value for key, value in given.items() if key not in _OF_THE_NODE}
+def read_settings(run_config: Mapping[str, Any]) -> Settings:
+    """The settings that a run config spells, as ``batch-size = 8``; what nodes would refuse is refused here too."""
+    read_run(run_config)
+    given = {key.replace("-", "_"): value for key, value in run_config.items()}
     for key in _MAY_BE_NONE & given.keys():
         given[key] = None if given[key] == "none" else given[key]  # TOML has no null
-    if isinstance(given.get("tap"), str):
-        given["tap"] = tuple(given["tap"].split())
     own = {field.name for field in fields(Settings)} - {"training"}
     network = {key: given.pop(key) for key in own & given.keys()}
     if network.get("out") is not None:

@@ -1,6 +1,7 @@
 """The tap as a mod: what really leaves a node, in files as ``gradveil attack`` reads them.
 
-It stands first in the list of mods, outside of everything that may still change the reply.
+It stands first in the list of mods, outside of everything that may still change the reply. What it cannot write does
+not leave: a reply that nobody could look at later is not sent as though all was well.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
+from gradveil.core.atomic import make_folder
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import scaled, subtract
 from gradveil.core.types import Domain, Params, Recipe
 from gradveil.defenses import DEFENSES
-from gradveil.federated.flower.mods import of_training, replied
-from gradveil.federated.flower.records import EXAMPLES, place_of, round_number
+from gradveil.federated.flower.mods import INSIDE, fails_closed, of_training
+from gradveil.federated.flower.records import EXAMPLES, fitted, place_of, round_number, tensors_of, writing
 from gradveil.threat import Knowledge, Observation, save_observations, threat_model
 
 
@@ -40,18 +42,30 @@ class Passed:
 
 
 def tap(on_exchange: Callable[[Passed], None]) -> Mod:
-    """Show every exchange of training to ``on_exchange``; errors carry no parameters and are not shown."""
+    """Show every exchange of training to ``on_exchange``; errors carry no parameters and are not shown.
+
+    If ``on_exchange`` raises, the reply does not leave. Inside of ``defended`` a tap would write down the bare update,
+    and is refused.
+    """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if INSIDE.get():
+            raise GradveilError(
+                "the tap stands inside of defended, where the update is bare: put it first among the mods"
+            )
         number, client = round_number(message), place_of(context)
-        reply, sent, local = replied(message, context, call_next)
-        if local is not None:
-            said = [record.get(EXAMPLES) for record in reply.content.metric_records.values()]
-            examples = next((count for count in said if isinstance(count, int)), None)
+        sent = tensors_of(message.content)  # before: a ClientApp may empty its message to save memory
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        local = fitted(tensors_of(reply.content), sent)
+        said = [record.get(EXAMPLES) for record in reply.content.metric_records.values()]
+        examples = next((count for count in said if isinstance(count, int)), None)
+        with writing("its tap"):
             on_exchange(Passed(number, client, sent, local, examples))
         return reply
 
-    return of_training(mod)
+    return fails_closed(of_training(mod))
 
 
 def recorded(
@@ -97,7 +111,7 @@ def recorded(
             defense=spelled if Knowledge.DEFENSE in adversary.knows else None,
             reshaped=reshaped,
         )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         save_observations(folder / f"round-{one.round_number:04d}-client-{one.client:04d}.safetensors", [seen])
 
     return save
