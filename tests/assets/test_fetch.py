@@ -19,7 +19,8 @@ import pytest
 
 from assets.toys import PAYLOAD, tarball, toy
 from gradveil import assets
-from gradveil.assets import CATALOGUE, Asset, Source, clients
+from gradveil.assets import CATALOGUE, Asset, Source, archive, clients
+from gradveil.cli.main import app
 from gradveil.core.errors import BadFileError, NotAvailableError, UnknownNameError
 from gradveil.core.progress import Task
 
@@ -115,6 +116,22 @@ def test_sigint_stops_the_client_and_leaves_nothing(published: Asset, registry: 
     assert process.returncode != 0
     assert "KeyboardInterrupt" in error
     assert os.listdir(cache) == []
+
+
+def test_a_kill_ends_the_client_too_and_the_next_fetch_tidies(published: Asset, registry: Any, cache: Path) -> None:
+    registry.seconds_per_archive = 60.0
+    process = fetch_in_child(published)
+    wait_for(lambda: f"/files/{published.source.archive}" in registry.asked)
+    work = next(cache.glob(".fetch-*"))
+    assert processes_in(work)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=10)
+    wait_for(lambda: not processes_in(work))
+    assert work.exists()
+    registry.seconds_per_archive = 0.0
+    folder = assets.fetch("toy")
+    assert os.listdir(cache) == [folder.name]
+    assert assets.verify("toy") == []
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -255,6 +272,53 @@ def test_verify_names_what_is_wrong(published: Asset, tmp_path: Path) -> None:  
         problems = assets.verify("toy")
         assert len(problems) == 1
         assert complaint in problems[0]
+
+
+@pytest.mark.parametrize("client", ["pip"], indirect=True)
+@pytest.mark.parametrize("complaint", SPOILT)
+def test_a_poisoned_cache_is_refused_when_it_is_used_and_repaired_by_the_command_it_names(
+    complaint: str, published: Asset, registry: Any
+) -> None:
+    folder = assets.fetch("toy")
+    SPOILT[complaint](folder)
+    registry.asked.clear()
+    with pytest.raises(BadFileError, match=f"^{folder}/{complaint}: repair it with: gradveil assets get toy$"):
+        assets.fetch("toy")
+    assert registry.asked == []
+    app(["assets", "get", "toy"], standalone_mode=False)
+    assert assets.fetch("toy") == folder
+    assert assets.verify("toy") == []
+    assert (folder / "a.bin").read_bytes() == PAYLOAD["a.bin"]
+    assert published.archive_sha256[:8] in folder.name
+
+
+@pytest.mark.parametrize("client", ["pip"], indirect=True)
+def test_a_file_is_hashed_once_as_long_as_it_stays_the_same(
+    published: Asset,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, hashed = assets.fetch("toy"), []
+    honest = archive.sha256
+    monkeypatch.setattr(archive, "sha256", lambda path: hashed.append(path.name) or honest(path))
+    for _ in range(3):
+        assets.fetch("toy")
+    assert sorted(hashed) == ["SHA256SUMS", "a.bin", "b.txt"]
+    content = (folder / "a.bin").read_bytes()
+    (folder / "a.bin").write_bytes(bytes(len(content)))  # the same size, and maybe within one tick of the clock
+    os.utime(folder / "a.bin", ns=(1, 1))
+    with pytest.raises(BadFileError, match=r"a\.bin is damaged"):
+        assets.fetch("toy")
+
+
+@pytest.mark.parametrize("client", ["pip"], indirect=True)
+def test_offline_a_damaged_asset_cannot_be_repaired(
+    published: Asset,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    SPOILT["a.bin is damaged"](assets.fetch("toy"))
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    with pytest.raises(NotAvailableError, match="is damaged in the cache and GRADVEIL_OFFLINE is set"):
+        assets.fetch("toy", repair=True)
 
 
 def test_verify_of_what_is_not_there_is_stated_apart(cache: Path) -> None:  # noqa: ARG001

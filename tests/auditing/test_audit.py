@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gradveil.attacks import BUDGETS, load_reconstructions
 from gradveil.auditing import Case, make_case, run_case, score_again
 from gradveil.auditing.store import Store
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import claimed
 from gradveil.core.tensor_files import read_tensors
 from gradveil.data import load
 from gradveil.threat import load_observations
@@ -186,6 +188,22 @@ def test_an_interrupted_batch_is_run_again_as_a_whole(tmp_path: Path, monkeypatc
     run_case(make_case(TINY), parts, resume=True)
     assert comparable(parts) == comparable(whole)
     assert not (parts / "rows" / "batch.json").exists()
+
+
+def test_half_a_batch_is_not_kept_while_another_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = killed_at_the_second_row(lambda: run_case(make_case(TINY), tmp_path), monkeypatch)
+    left = tmp_path / "rows" / calls[0] / ".reconstruction.safetensors.0123abcd"
+    left.touch()  # as a kill in the middle of a write leaves it
+    run_case(make_case({**TINY, "attacks": ["ig:iterations=4,restarts=1"]}), tmp_path, resume=True)
+    assert Store(tmp_path).row(calls[0]) is None
+    assert not left.exists()
+
+
+def test_two_audits_in_one_folder_are_one_and_a_refusal(tmp_path: Path) -> None:
+    with claimed(tmp_path), ThreadPoolExecutor() as others:
+        with pytest.raises(GradveilError, match="is in use already"):
+            others.submit(run_case, make_case(TINY), tmp_path).result()
+        assert run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path)["complete"]
 
 
 def test_what_is_searched_apart_is_saved_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import NoReturn
 
 import click
@@ -15,6 +17,7 @@ import torch
 import typer
 
 from exchanges import observed, private_batches
+from gradveil.core.locks import LOCK, claimed, holder
 from gradveil.threat import save_observations
 
 with warnings.catch_warnings():
@@ -58,6 +61,37 @@ def test_an_attack_that_could_not_be_saved_is_not_begun(
     assert (code, said) == (2, "gradveil: cannot make the folder taken/x: Not a directory\n")
 
 
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A folder that another thread holds, as another process would."""
+    ready, done = Event(), Event()
+
+    def hold() -> None:
+        with claimed(tmp_path / "held"):
+            ready.set()
+            done.wait()
+
+    other = Thread(target=hold)
+    other.start()
+    assert ready.wait(10)
+    yield tmp_path / "held"
+    done.set()
+    other.join()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["audit --out held", "audit --out held --resume", "score held", "train --data mnist-samples --out held"],
+)
+def test_a_folder_that_another_process_writes_into_is_one_line(arguments: str, held: Path, gradveil: Command) -> None:
+    before = holder(held)
+    code, out, said = gradveil(*arguments.split())
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"gradveil: held is in use already \(process \d+ on .+\): wait for it, or choose .+\n", said)
+    assert holder(held) == before
+    assert [path.name for path in held.iterdir()] == [LOCK]
+
+
 def test_a_picture_below_a_file_is_one_line(tmp_path: Path, gradveil: Command) -> None:
     (tmp_path / "taken").touch()
     code, _, said = gradveil("generator", "show", "mnist", "--out", "taken/x.png")
@@ -67,7 +101,7 @@ def test_a_picture_below_a_file_is_one_line(tmp_path: Path, gradveil: Command) -
 def test_a_leaderboard_in_the_place_of_a_file_is_one_line(tmp_path: Path, gradveil: Command) -> None:
     (tmp_path / "taken").touch()
     code, _, said = gradveil("leaderboard", "--out", "taken")
-    assert (code, said) == (2, "gradveil: cannot write taken/README.md: File exists\n")
+    assert (code, said) == (2, "gradveil: cannot use the folder taken: File exists\n")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from cli.test_cli import command
 from cli.test_cli import gradveil as in_a_process
 from gradveil.core.errors import GradveilError
+from gradveil.defenses.accounting import guarantee
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer loads names that click is about to drop
@@ -43,6 +44,17 @@ def test_train_writes_what_it_says_and_goes_on(capsys: pytest.CaptureFixture[str
     result = json.loads(capsys.readouterr().out)
     assert [row["round"] for row in result["rows"]] == [1, 2, 3]
     assert result["case"]["defense"] == "outpost"
+
+
+def test_train_says_what_was_spent_and_refuses_more_than_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    private = [*TINY, "--defense", "dp:sigma=2,steps=2", "--out", "private"]
+    gradveil("train", *private, "--rounds", "2")
+    spent = guarantee(sigma=2.0, sample_rate=1.0, steps=2).epsilon
+    shown = capsys.readouterr()
+    assert f"epsilon {spent:.4g} at delta 1e-05, by the client that took part most" in shown.out.splitlines()
+    assert f"epsilon_planned in the last round: {spent:.4g}" in shown.out.splitlines()
+    with pytest.raises(GradveilError, match="takes part in 3 steps, more than the 2 that are planned"):
+        gradveil("train", "--out", "private", "--resume", "--rounds", "3")
 
 
 def test_a_case_file_and_options_over_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,3 +161,10 @@ def test_a_training_that_was_killed_goes_on_to_the_same_numbers(tmp_path: Path) 
     gradveil("train", *plan, "--out", "unbroken")
     rows = [json.loads(Path(name, "train.json").read_text())["rows"] for name in ("killed", "unbroken")]
     assert [{**row, "seconds": 0} for row in rows[0]] == [{**row, "seconds": 0} for row in rows[1]]
+
+
+def test_a_tap_that_cannot_be_written_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "out/taps/round-0001-client-0000.safetensors").mkdir(parents=True)
+    done = in_a_process("train", *TINY, "--rounds", "1", "--tap", "0@1", "--out", "out", cwd=tmp_path)
+    said = "gradveil: cannot write out/taps/round-0001-client-0000.safetensors: Is a directory\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)

@@ -99,6 +99,9 @@ def test_a_malicious_batch_is_refused_and_not_run(cifar10_root: Path) -> None:
         ({"data": np.zeros((2, 100), np.uint8), "labels": [1, 2]}, r"not an array of bytes \[n, 3072\]"),
         ({"data": np.zeros((2, 3072)), "labels": [1, 2]}, r"not an array of bytes \[n, 3072\]"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 10]}, "label 10 is out of range"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2**70]}, "label 11805916207174113034 is out of range"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, -1]}, "label -1 is out of range"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, True]}, "one whole number per image"),
     ],
 )
 def test_a_batch_of_another_kind_is_explained(cifar10_root: Path, content: Any, complaint: str) -> None:

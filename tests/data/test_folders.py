@@ -96,3 +96,33 @@ def test_an_empty_class_is_named(root: Path) -> None:
     (root / "n03").mkdir()
     with pytest.raises(GradveilError, match="n03 holds no image; add some or remove that folder"):
         load(f"imagenet:path={root}")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_upright_however_the_camera_was_held(orientation: int, suffix: str, tmp_path: Path) -> None:
+    """The four quarters of the scene are of four colours; what is stored is what a camera held so would store."""
+    colours = [[(255, 0, 0), (0, 255, 0)], [(0, 0, 255), (255, 255, 255)]]
+    scene = np.array(colours, dtype=np.uint8).repeat(16, axis=0).repeat(16, axis=1)
+    stored = {
+        1: scene, 2: scene[:, ::-1], 3: scene[::-1, ::-1], 4: scene[::-1], 5: scene.transpose(1, 0, 2),
+        6: np.rot90(scene, 1), 7: np.rot90(scene, 2).transpose(1, 0, 2), 8: np.rot90(scene, -1),
+    }[orientation]  # fmt: skip
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(np.ascontiguousarray(stored))
+    how = {"jpg": {"quality": 95, "subsampling": 0}, "webp": {"lossless": True}}.get(suffix, {})
+    image.save(tmp_path / f"x.{suffix}", exif=exif, **how)
+    shown = _decode(tmp_path / f"x.{suffix}", (32, 32), channels=3)
+    torch.testing.assert_close(shown.float(), torch.from_numpy(scene).permute(2, 0, 1).float(), atol=40, rtol=0)
+
+
+def test_exif_that_cannot_be_read_leaves_the_picture_as_it_is(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "x.png", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
+    assert _decode(tmp_path / "x.png", (8, 8), channels=3).unique().tolist() == [9]
+
+
+def test_a_picture_without_end_is_refused(tmp_path: Path) -> None:
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "x.png")
+    with pytest.raises(BadFileError, match=r"has over 100,000,000 pixels|exceeds limit"):
+        _decode(tmp_path / "x.png", (8, 8), channels=1)

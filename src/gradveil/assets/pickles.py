@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from gradveil.core.errors import BadFileError
+from gradveil.core.reading import check_plain
 
 # Asked of numpy itself rather than imported: the module that holds it moved between numpy 1 and 2.
 _SCALAR = np.float32(0).__reduce__()[0]
@@ -106,6 +107,7 @@ def read_numpy_pickle(path: Path, *, encoding: Literal["ASCII", "latin1", "bytes
     ``encoding`` says how to read the text of Python 2, as for :class:`pickle.Unpickler`.
     """
     try:
+        check_plain(path)
         with path.open("rb") as file:
             return _NumpyOnly(file, encoding=encoding).load()
     except OSError as error:

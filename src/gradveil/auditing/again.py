@@ -16,11 +16,14 @@ from gradveil.auditing.run import assemble
 from gradveil.auditing.scoring import Judge
 from gradveil.auditing.store import Store
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
 from gradveil.data import load
 from gradveil.defenses import DEFENSES
+from gradveil.threat.limits import check_options
 
 
+@alone
 def score_again(folder: Path, *, model: str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
     """Score the saved reconstructions of an audit anew, such as after weights for LPIPS have been fetched.
 
@@ -37,6 +40,7 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
     rows = []
     for old in audit["rows"]:
         found = load_reconstructions(store.reconstruction(old["digest"]))
+        check_options(models.split_front(case.model)[1])  # it may be a stranger's, and ask for all memory there is
         module = broadcast(case, DEFENSES.reshaping(old["defense"]), data).module
         scored = {**old, **judge.row(found, module)}
         store.save_row(scored["digest"], scored)

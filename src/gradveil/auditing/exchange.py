@@ -17,6 +17,7 @@ from gradveil.client import Client, Reply, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import derive, generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.data import ImageSet
@@ -98,11 +99,10 @@ def exchange(
     def answers(got: Crafted, numbers: Sequence[int], question: int = 0) -> list[Observation]:
         """What is seen of the clients of these numbers when they get this broadcast."""
         again = [question] if question else []
-        rngs = [generator(case.seed, "defense", defense_spec, number, *again, device=case.device) for number in numbers]
-        fresh = [rng.get_state() for rng in rngs]
+        rngs = [Stream.seeded(case.seed, "defense", defense_spec, number, *again) for number in numbers]
         client = Client(got.module, recipe=case.recipe, defense=defense, loss=loss)
         replies = client.replies(got.sent, [batches[number] for number in numbers], rngs)
-        drew.extend(not torch.equal(rng.get_state(), state) for rng, state in zip(rngs, fresh, strict=True))
+        drew.extend(rng.draws > 0 for rng in rngs)
         task.advance(len(numbers))
         return [seen(got, batches[number], reply) for number, reply in zip(numbers, replies, strict=True)]
 

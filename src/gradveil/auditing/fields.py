@@ -9,15 +9,27 @@ import yaml
 from pydantic import ValidationError
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.reading import read_text
+
+LARGEST = 2**20
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: ten lines of them stand for a text that fills the memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it uses an alias (*name): write the value out")
+        return super().compose_node(parent, index)
 
 
 def read_fields(path: Path, kind: str, needs: str) -> dict[str, Any]:
     """The fields of a YAML file of this kind, such as a case; ``needs`` says what an empty one lacks."""
     try:
-        fields = yaml.safe_load(path.read_text())
+        fields = yaml.load(read_text(path, most=LARGEST), _Loader)
     except FileNotFoundError:
         raise GradveilError(f"there is no {kind} file {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # such as 2024-99-99, a date that is none
         raise GradveilError(f"{kind} file {path} cannot be read: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise GradveilError(f"{kind} file {path} cannot be read: it is nested without end") from None

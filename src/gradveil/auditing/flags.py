@@ -37,7 +37,9 @@ def prior_of(row: Row, rows: Sequence[Row]) -> Row | None:
 
 def _prior_as_good(row: Row, rows: Sequence[Row]) -> bool:
     alone = prior_of(row, rows)
-    return alone is not None and row["identified"] is not None and row["identified"] <= alone["identified"]
+    if alone is None or row["identified"] is None or alone["identified"] is None:
+        return False
+    return bool(row["identified"] <= alone["identified"])
 
 
 def _diverged(row: Row, _: Sequence[Row]) -> bool:

@@ -23,12 +23,14 @@ from gradveil.auditing.stages import Stage, StageCell, cells_of, private_of
 from gradveil.auditing.store import Store
 from gradveil.auditing.suites import suite_for_saved
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.tensor_files import write_tensors
 from gradveil.data import load
 from gradveil.threat import threat_model
 
 
+@alone
 def run_observed(
     case: ObservedCase, folder: Path, *, resume: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:

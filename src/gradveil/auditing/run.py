@@ -29,6 +29,7 @@ from gradveil.auditing.verdict import GRADES, verdicts
 from gradveil.client import cross_entropy
 from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import derive
 from gradveil.core.tensor_files import read_tensors, write_tensors
@@ -54,6 +55,7 @@ def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progre
     return run_on(case, load(case.data, progress=progress), folder, resume=resume, progress=progress)
 
 
+@alone
 def run_on(
     case: Case,
     data: ImageSet,

@@ -6,6 +6,7 @@ The truth of ``NAME.safetensors`` is ``NAME.truth.safetensors`` beside it. Nothi
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from gradveil import models
 from gradveil.auditing.case import ObservedCase
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.tensor_files import read_tensors
+from gradveil.core.reading import read_bytes
+from gradveil.core.tensor_files import MAX_BYTES, read_tensors
 from gradveil.core.types import Batch, Params
 from gradveil.federated import read_training
 from gradveil.threat import Observation, load_observations
@@ -96,7 +98,7 @@ def read_sources(case: ObservedCase) -> list[Source]:
     folders = [Path(folder) for folder in case.observations]
     if len(set(folders)) < len(folders):
         raise GradveilError("a folder of observations stands twice in the case")
-    names = [folder.resolve().name for folder in folders]
+    names = [Path(os.path.realpath(folder)).name for folder in folders]  # resolve() raises on a loop of links
     found = [
         _read_source(folder, name if names.count(name) == 1 else str(folder), case.model)
         for folder, name in zip(folders, names, strict=True)
@@ -127,7 +129,7 @@ def _read_file(path: Path, model: str | None) -> Saved:
     truth = _read_truth(beside, seen) if beside.exists() else None
     named = _TAP.fullmatch(path.name.removesuffix(".safetensors"))
     number, client = (int(part) for part in named.groups()) if named else (None, None)
-    content = [path.read_bytes(), *([beside.read_bytes()] if truth else [])]
+    content = [read_bytes(part, most=MAX_BYTES) for part in (path, *([beside] if truth else []))]
     digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
     return Saved(path, digest, number, client, seen, truth)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradveil.attacks import Reconstruction
 from gradveil.attacks.storage import finite_or_none
 from gradveil.auditing.exchange import Private
-from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.errors import BadFileError, GradveilError, NotAvailableError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.types import Batch, Domain
 from gradveil.metrics import LPIPS, METRICS, Scores, label_accuracy, matching_order, score, wilson
@@ -35,6 +35,8 @@ class Judge:
             self.lpips.remember(private.gallery)
         except NotAvailableError as error:
             self.not_available["lpips"] = str(error)
+        except BadFileError:  # weights that somebody changed must not change who is identified
+            raise
         except GradveilError as error:  # such as pictures too small for the network
             self.lpips, self.not_available["lpips"] = None, str(error)
 
@@ -52,6 +54,10 @@ class Judge:
     def row(self, found: Sequence[Reconstruction], module: nn.Module) -> dict[str, Any]:
         """The part of a row that compares with the truth."""
         truth, sizes = self.private.batch, [len(one.inputs) for one in found]
+        if sum(sizes) != len(truth) or any(one.inputs.shape[1:] != truth.inputs.shape[1:] for one in found):
+            raise BadFileError(
+                "the reconstructions are not of the private images: there are others, or of other shapes"
+            )
         drawn = Batch(torch.cat([one.inputs for one in found]), torch.cat([one.labels for one in found]))
         batches = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         order = torch.cat([part.start + matching_order(drawn.take(part), truth.take(part)) for part in batches])
@@ -67,15 +73,17 @@ class Judge:
         right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         means, line_up = scores.means(), len(self.private.gallery)
         identified = int(scores.per_image["identified"].sum())
+        shown = {name: None if (value := means.get(name)) is None else finite_or_none(value) for name in MEANS}
+        infinite = {name: "it is not finite for this model" for name in means if name in shown and shown[name] is None}
         return {
             "images": len(truth),
-            **{name: means.get(name) for name in MEANS},
+            **shown,
             "identified_interval": list(wilson(identified, len(truth))),
             "identified_by": scores.identified_by,
             "gallery": line_up,
             "chance": sum(size * min(1.0, size / line_up) for size in sizes) / len(truth),
             "label_accuracy": sum(right) / len(right),
-            "not_available": self.not_available,
+            "not_available": self.not_available | infinite,
             "per_image": self._per_image(scores, guess, order, found),
         }
 
@@ -90,12 +98,16 @@ class Judge:
                 "picture": int(order[i]),
                 "label": int(self.private.batch.labels[i]),
                 "label_guess": int(guess.labels[i]),
-                **{name: values[i] for name, values in columns.items()},
+                **{name: _plain(values[i]) for name, values in columns.items()},
                 "objective": finite_or_none(source[i].objective),
                 "stopped": source[i].stopped,
             }
             for i in range(len(guess))
         ]
+
+
+def _plain(value: float | bool | None) -> float | bool | None:
+    return finite_or_none(value) if isinstance(value, float) else value
 
 
 def unscored(found: Sequence[Reconstruction], reason: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The folder of an audit. A row counts as done when its own file is there, and that file is written last.
 
 Rows that were attacked as one batch count as done together: a part of the batch, run alone, could differ in the last
-digit. While a batch runs, ``batch.json`` names its rows.
+digit. While a batch runs, ``batch.json`` names its rows; after a kill, what the batch had saved of them is dropped.
 
 ::
 
@@ -21,12 +21,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from gradveil.core.atomic import write_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gradveil.auditing.fields import first_complaint
+from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.reading import read_bytes
 
-_DIGEST = re.compile("[0-9a-f]{16}")
+_DIGEST = "^[0-9a-f]{16}$"
 _SHARED = ("data", "model", "threat", "images", "every", "batch_size", "recipe", "gallery", "seed")
 """Fields of a case in which all rows of a folder agree; attacks and defenses may be added, and budgets changed."""
 
@@ -41,15 +45,20 @@ class Store:
         self._batch = folder / "rows" / "batch.json"
 
     def open(self, *, resume: bool, case: dict[str, Any] | None = None) -> None:
-        """Make the folder, and refuse one with an audit in it unless that is to be resumed and of the same case."""
+        """Make the folder, and refuse one with an audit in it unless that is to be resumed and of the same case.
+
+        What an audit that was killed left half done is removed: the folder has to be claimed.
+        """
         if (self.audit.exists() or (self.folder / "rows").exists()) and not resume:
             raise GradveilError(f"{self.folder} holds an audit already: add --resume to go on with it, or choose --out")
         if case is not None and self.audit.exists():
             self._refuse_another(case)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise GradveilError(f"cannot make the folder {self.folder}: {error.strerror}") from None
+        make_folder(self.folder)
+        remove_partial(self.folder, "audit.json", "truth.safetensors", "observations/*", "rows/batch.json", "rows/*/*")
+        if self._batch.exists():
+            for digest in re.findall("[0-9a-f]{16}", read_bytes(self._batch).decode(errors="replace")):
+                (self.folder / "rows" / digest / "row.json").unlink(missing_ok=True)
+            self._batch.unlink()
 
     def _refuse_another(self, case: dict[str, Any]) -> None:
         """An audit of something else would be written over, and its rows be left without it."""
@@ -87,15 +96,26 @@ class Store:
     def row(self, digest: str) -> dict[str, Any] | None:
         """The saved row of a cell, or None if it is not done."""
         path = self.folder / "rows" / digest / "row.json"
-        if self._batch.exists() and digest in self._batch.read_text():
+        if self._batch.exists() and digest.encode() in self._read(self._batch):
             return None
         try:
-            row = json.loads(path.read_text())
+            row = json.loads(self._read(path))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadFileError(f"{path} is damaged ({error}); delete it and run again with --resume") from None
+        complaint = _complaint(row) or ("" if row["digest"] == digest else "it is of another row")
+        if complaint:
+            raise BadFileError(f"{path} is damaged ({complaint}); delete it and run again with --resume")
         return dict(row)
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return read_bytes(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise BadFileError(f"cannot read {path}: {error.strerror}") from None
 
     def save_row(self, digest: str, row: dict[str, Any]) -> None:
         write_json(self.folder / "rows" / digest / "row.json", row)
@@ -105,16 +125,22 @@ class Store:
 
     def read_audit(self) -> dict[str, Any]:
         try:
-            audit = json.loads(self.audit.read_text())
+            audit = json.loads(self._read(self.audit))
         except FileNotFoundError:
             raise BadFileError(f"{self.folder} holds no audit: there is no audit.json in it") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadFileError(f"{self.audit} is damaged: {error}") from None
         if not isinstance(audit, dict) or audit.get("version") != 1:
             raise BadFileError(f"{self.audit} is not an audit that this Gradveil reads")
-        rows = audit.get("rows")
-        if not isinstance(audit.get("case"), dict) or not isinstance(rows, list) or not all(map(_is_row, rows)):
-            raise BadFileError(f"{self.audit} is damaged: its case or one of its rows is none")
+        rows, left_out = audit.get("rows"), audit.get("left_out", {})
+        whole = isinstance(audit.get("complete"), bool) and isinstance(audit.get("environment"), dict)
+        if not whole or not isinstance(audit.get("case"), dict) or not isinstance(rows, list):
+            raise BadFileError(f"{self.audit} is damaged: it lacks its case, its environment, its rows or its end")
+        if not isinstance(left_out, dict) or not all(isinstance(why, str) for why in left_out.values()):
+            raise BadFileError(f"{self.audit} is damaged: 'left_out' gives no reasons")
+        for place, row in enumerate(rows, start=1):
+            if complaint := _complaint(row):
+                raise BadFileError(f"{self.audit} is damaged: row {place}: {complaint}")
         return audit
 
     def relative(self, path: Path) -> str:
@@ -128,6 +154,71 @@ def _shared(case: dict[str, Any]) -> dict[str, Any]:
     return fields | {f"recipe.{name}": value for name, value in (recipe if isinstance(recipe, dict) else {}).items()}
 
 
-def _is_row(row: object) -> bool:
-    """Digests name folders: one from a stranger must not lead out of this one."""
-    return isinstance(row, dict) and isinstance(row.get("digest"), str) and bool(_DIGEST.fullmatch(row["digest"]))
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+
+
+class _Image(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    stopped: str
+
+
+class _Trace(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    objective: list[list[Finite | None]]
+
+
+class _SavedRow(BaseModel):
+    """What flags, verdicts and tables take from a row that was read from a file."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    digest: Annotated[str, Field(pattern=_DIGEST)]
+    """It names a folder: one from a stranger must not lead out of this one."""
+    defense: str
+    attack: str
+    prior_of: str | None
+    threat: str
+    images: Count
+    mse: Finite | None
+    psnr: Finite | None
+    ssim: Finite | None
+    lpips: Finite | None
+    mse_r: Finite | None
+    identified: Share | None
+    identified_interval: Annotated[list[Share], Field(min_length=2, max_length=2)] | None
+    identified_by: str | None
+    label_accuracy: Share | None
+    gallery: Count | None
+    chance: Share | None = None
+    candidates: Count = 1
+    ranked_first: Share = 0.0
+    seconds: Finite
+    not_available: dict[str, str]
+    per_image: list[_Image]
+    log: dict[str, Finite]
+    trace: _Trace
+    training: str | None = None
+    stage: str | None = None
+    round: int | None = None
+
+    @model_validator(mode="after")
+    def _scored_or_not(self) -> Self:
+        scored = (self.psnr, self.identified_interval, self.gallery, self.label_accuracy)
+        if self.identified is not None and None in scored:
+            raise ValueError("it is scored in part")
+        if "ranked_first" in self.model_fields_set and "candidates" not in self.model_fields_set:
+            raise ValueError("it ranks no candidates")
+        return self
+
+
+def _complaint(row: object) -> str:
+    """What is wrong with a row of a file; nothing if it is as an audit writes it."""
+    try:
+        _SavedRow.model_validate(row)
+    except ValidationError as error:
+        return first_complaint(error, "row")
+    return ""

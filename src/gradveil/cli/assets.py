@@ -18,11 +18,11 @@ _out = Console(soft_wrap=True)
 
 @app.command()
 def get(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See: gradveil list assets.")]) -> None:
-    """Fetch assets into the cache and check them against their digests."""
+    """Fetch assets into the cache and check them against their digests; what is damaged there is fetched again."""
     for name in names:
         lookup(name)
     for name in names:
-        folder = fetch(name, progress=Terminal(_errors))
+        folder = fetch(name, repair=True, progress=Terminal(_errors))
         _out.print(f"{name}: {folder}  ({lookup(name).licence})", highlight=False, markup=False)
 
 
@@ -39,4 +39,4 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]",
         for line in problems or [f"{name}: good"]:
             _out.print(line, highlight=False, markup=False)
     if bad:
-        raise GradveilError(f"{bad} asset(s) are damaged: remove the folders above and get them again")
+        raise GradveilError(f"{bad} asset(s) are damaged: repair them with gradveil assets get NAME")

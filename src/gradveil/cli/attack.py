@@ -15,7 +15,7 @@ from rich.console import Console
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, save_reconstructions
 from gradveil.cli.progress import Terminal
-from gradveil.core.atomic import write_atomically
+from gradveil.core.atomic import make_folder, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import derive
 from gradveil.core.tensor_files import read_tensors
@@ -58,10 +58,7 @@ def _load(path: Path, model: str | None) -> list[Observation]:
 
 
 def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GradveilError(f"cannot make the folder {folder}: {error.strerror}") from None
+    make_folder(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise GradveilError(f"cannot write into {folder}: choose another --out")
 

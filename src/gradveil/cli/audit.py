@@ -24,6 +24,7 @@ from gradveil.auditing import (
 )
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import claimed
 from gradveil.report import render
 
 CROSSED = 3
@@ -91,8 +92,9 @@ def audit(
     bounds = [_bound(text) for text in fail_above or []]
     folder = _folder(out, resume)
     again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
-    result = _run(fields, folder, resume, again)
-    _tell(result, folder, junit, bounds, as_json)
+    with claimed(folder):  # until the report is written: it is of these rows
+        result = _run(fields, folder, resume, again)
+        _tell(result, folder, junit, bounds, as_json)
 
 
 def _folder(out: Path | None, resume: bool) -> Path:
@@ -141,8 +143,9 @@ def score(
     """Score the saved reconstructions of an audit again, without attacking again."""
     if metric is not None and metric not in (*MEANS, "label_accuracy"):
         raise GradveilError(f"no metric is called {metric!r}; there are: {', '.join(MEANS)}, label_accuracy")
-    result = score_again(folder, model=model, progress=Terminal(_errors))
-    page = render(folder)
+    with claimed(folder):
+        result = score_again(folder, model=model, progress=Terminal(_errors))
+        page = render(folder)
     if metric is None:
         _print_summary(result, page)
         return

@@ -121,14 +121,23 @@ def _print_summary(result: dict[str, Any], folder: Path) -> None:
     dropped = sum(len(row["dropped"]) for row in rows)
     what = f"{len(rows)} rounds of {case['algorithm']} on {case['data']}"
     under = "without a defense" if case["defense"] == "none" else f"under {case['defense']}"
+    share = rows[-1]["accuracy"]
+    reached = "accuracy not evaluated" if share is None else f"{share:.1%} accuracy"
     _out.print(
-        f"{rows[-1]['accuracy']:.1%} accuracy {under} after {what}: "
+        f"{reached} {under} after {what}: "
         f"{seconds:.1f} s, {up:.1f} MB up, {down:.1f} MB down"
         + (f", {dropped} replies dropped" if dropped else ""),
         highlight=False, markup=False,
     )  # fmt: skip
     if rows[-1]["loss"] is None:
         _out.print("the model diverged: its loss is not finite")
+    if "epsilon" in rows[-1]:
+        spent = "infinite" if rows[-1]["epsilon"] is None else f"{rows[-1]['epsilon']:.4g}"
+        _out.print(
+            f"epsilon {spent} at delta {rows[-1]['delta']:g}, by the client that took part most",
+            highlight=False,
+            markup=False,
+        )
     for name, value in rows[-1]["log"].items():
         _out.print(f"{name} in the last round: {value:.4g}", highlight=False, markup=False)
     _out.print(f"training: {folder / 'train.json'}", highlight=False, markup=False)

@@ -20,3 +20,10 @@ def environment(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
     }
+
+
+def is_environment(value: object) -> bool:
+    """Whether a value from a file has what :func:`environment` gives."""
+    texts = ("gradveil", "python", "torch", "device")
+    whole = isinstance(value, dict) and all(isinstance(value.get(name), str) for name in texts)
+    return whole and type(value.get("threads")) is int  # type: ignore[attr-defined]

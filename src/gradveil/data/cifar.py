@@ -26,6 +26,8 @@ CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262)
 # The figures in common use for CIFAR-100, such as in the pytorch-cifar100 training code.
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
+MOST_CLASSES = 100
+
 Parts = tuple[Tensor, Tensor]
 """Images uint8 [n, 3, 32, 32] and labels int64 [n]."""
 
@@ -99,8 +101,12 @@ def _read_batch(path: Path, label_key: str) -> Parts:
     data, labels = _entry(path, "data"), _entry(path, label_key)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
         raise BadFileError(f"{path}: its data is not an array of bytes [n, 3072]")
-    if not isinstance(labels, list) or len(labels) != len(data) or not all(isinstance(x, int) for x in labels):
+    if not isinstance(labels, list) or len(labels) != len(data) or not all(type(x) is int for x in labels):
         raise BadFileError(f"{path}: its {label_key} are not one whole number per image")
+    if outside := [x for x in labels if not 0 <= x < MOST_CLASSES]:  # before torch, which takes 64 bits
+        raise BadFileError(
+            f"{path}: label {str(outside[0])[:20]} is out of range; CIFAR has at most {MOST_CLASSES} classes"
+        )
     return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from gradveil.core.errors import BadFileError
 
 _UNSIGNED_BYTE = 0x08
-_MOST_BYTES = 1 << 31  # EMNIST ByClass, the largest of the family, has about a quarter of this
+_MOST_BYTES = 1 << 30  # EMNIST ByClass, the largest of the family, has about half of this
+_CHUNK = 1 << 20
 
 
 def read_idx(path: Path, *, dimensions: int) -> Tensor:
@@ -46,8 +47,10 @@ def _parse(file: IO[bytes], path: Path, dimensions: int) -> Tensor:
     count = math.prod(shape)
     if count > _MOST_BYTES:
         raise BadFileError(f"{path} claims {count} bytes of data, more than any data set of its kind")
-    data = bytearray(file.read(count + 1))
-    if len(data) != count:
-        found = "truncated" if len(data) < count else "longer than its header says"
+    data, filled = bytearray(count), 0
+    while filled < count and (more := file.readinto(memoryview(data)[filled : filled + _CHUNK])):  # type: ignore[attr-defined]
+        filled += more
+    if filled < count or file.read(1):
+        found = "truncated" if filled < count else "longer than its header says"
         raise BadFileError(f"{path} is {found}: it should hold {count} bytes of data")
     return torch.frombuffer(data, dtype=torch.uint8).view(shape) if count else torch.empty(shape, dtype=torch.uint8)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import BadFileError
+from gradveil.core.reading import read_bytes
 
 _TYPES = {"float32": np.dtype("<f4"), "int32": np.dtype("<i4")}
 
@@ -20,7 +21,7 @@ def read_tfjs(folder: Path) -> dict[str, Tensor]:
     """All weights of a folder by name. Shards that are longer or shorter than the list says are refused."""
     listing = folder / "model.json"
     try:
-        groups = json.loads(listing.read_bytes())["weightsManifest"]
+        groups = json.loads(read_bytes(listing))["weightsManifest"]
         weights: dict[str, Tensor] = {}
         for group in groups:
             blob = b"".join(_shard(folder, name) for name in group["paths"])
@@ -35,7 +36,7 @@ def read_tfjs(folder: Path) -> dict[str, Tensor]:
 def _shard(folder: Path, name: str) -> bytes:
     if Path(name).name != name:
         raise BadFileError(f"{folder / 'model.json'} names a shard outside its folder: {name!r}")
-    return (folder / name).read_bytes()
+    return read_bytes(folder / name, most=2**31)
 
 
 def _cut(blob: bytes, entries: list[dict[str, Any]], listing: Path) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from gradveil.core.errors import BadFileError
+from gradveil.core.reading import read_text
 from gradveil.report.fields import Fields, number_or_none
 from gradveil.report.measures import MEASURES
 from gradveil.report.records import Audit, Cost, ImageScore, Meaning, Rebuilt, Row, Trace, Verdict
@@ -50,7 +51,7 @@ def read_json(path: Path, what: str) -> object:
         size = path.stat().st_size
         if size > LARGEST_JSON:
             raise BadFileError(f"{path} is too large for {what} ({size / 2**20:.0f} MiB)")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path, most=LARGEST_JSON))
     except FileNotFoundError:
         raise BadFileError(f"there is no {path}; give the folder that {what} was saved in") from None
     except OSError as error:

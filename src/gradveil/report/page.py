@@ -11,8 +11,9 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from gradveil.core.atomic import write_atomically
+from gradveil.core.atomic import remove_partial, write_atomically
 from gradveil.core.errors import BadFileError
+from gradveil.core.locks import claimed
 from gradveil.report import gallery, measures, plots, round_pictures, rounds, words
 from gradveil.report.charts import STYLES
 from gradveil.report.counters import counter_moves
@@ -31,7 +32,9 @@ def render(folder: Path) -> Path:
         html = templates().get_template("report.html").render(_content(audit))
     except RecursionError:  # JSON may nest deeper than it can be written as YAML
         raise BadFileError(f"{folder / 'audit.json'} is nested too deeply; the file is damaged") from None
-    write_atomically(folder / "report.html", html.encode(errors="replace"))
+    with claimed(folder):
+        remove_partial(folder, "report.html")
+        write_atomically(folder / "report.html", html.encode(errors="replace"))
     return folder / "report.html"
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from gradveil.core.errors import BadFileError
+from gradveil.core.reading import check_plain
 
 Pixels = NDArray[np.uint8]
 LARGEST_SIDE = 4096
@@ -65,6 +66,7 @@ def read(path: Path, kind: str, *, picked: Sequence[int]) -> Pixels:
     before any pixel is read.
     """
     try:
+        check_plain(path)  # a pipe would be waited for
         with safe_open(path, framework="numpy") as file:
             _check_kind(path, kind, file.metadata())
             if "inputs" not in file.keys():  # noqa: SIM118 (not a mapping)
@@ -74,7 +76,9 @@ def read(path: Path, kind: str, *, picked: Sequence[int]) -> Pixels:
             values = np.concatenate([inputs[at : at + 1] for at in picked])
     except FileNotFoundError:
         raise BadFileError(f"{path} is missing; the audit folder is not complete, run the audit again") from None
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise BadFileError(f"cannot read {path}: {error.strerror or error}") from None
+    except SafetensorError as error:
         raise BadFileError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if not np.isfinite(values).all():
         raise BadFileError(f"{path} holds values that are not finite; pictures are in [0, 1]")

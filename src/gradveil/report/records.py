@@ -150,7 +150,7 @@ class Audit:
         try:
             path = (self.folder / name).resolve()
             inside = path.is_relative_to(self.folder.resolve())
-        except (ValueError, OSError):  # characters that no file name has, a loop of links
+        except (ValueError, OSError, RuntimeError):  # characters that no file name has, a loop of links
             inside = False
         if not inside:
             raise BadFileError(f"{self.folder / 'audit.json'} names {name!r}, which is no file in the audit folder")

@@ -20,6 +20,7 @@ from gradveil.attacks.objectives import Squared
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, stack
 from gradveil.core.types import Batch, Domain, Params, Recipe
 from gradveil.data import load
@@ -88,7 +89,7 @@ def _objective(fields: dict[str, Any], private: Batch, drawn: Batch, domain: Dom
     defense = DEFENSES.build(fields["defense"])
     module = defense.on_model(models.build(fields["model"], domain, seed=fields["seed"]).to(fields["device"]))
     sent = detached(dict(module.named_parameters()))
-    rng = generator(fields["seed"], "defense", device=fields["device"])
+    rng = Stream.seeded(fields["seed"], "defense")
     seen = observe(
         module=module,
         model=fields["model"],

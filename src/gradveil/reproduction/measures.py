@@ -15,7 +15,7 @@ from gradveil.auditing import MEANS, make_observed_case, run_observed
 from gradveil.bench import overhead
 from gradveil.bench.timing import seconds
 from gradveil.client import Client
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Defense
@@ -48,7 +48,7 @@ def _cost(module: torch.nn.Module, defense: Defense, batch: Batch, device: str) 
     sent = client.model.params
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    took = seconds(lambda: client.reply(sent, batch, generator(0, device=device)), device)
+    took = seconds(lambda: client.reply(sent, batch, Stream.seeded(0)), device)
     return took, torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
 
 

@@ -50,7 +50,7 @@ def _of_result(table: Table, column: Column, result: dict[str, Any]) -> float | 
         return _number(row.get(column.metric))
     size = result["case"].get("batch_size", 1)
     counted = row["per_image"][::size] if table.first_of_batch else row["per_image"]
-    values = [_number(one[column.metric]) for one in counted]
+    values = [_number(one.get(column.metric)) for one in counted]
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -80,4 +80,5 @@ def _of_training(column: Column, result: dict[str, Any]) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    number = isinstance(value, int | float) and -1e300 < value < 1e300  # JSON has whole numbers of any length
+    return float(value) if number else None  # type: ignore[arg-type]

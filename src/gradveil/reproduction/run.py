@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gradveil.core.atomic import write_json
-from gradveil.core.environment import environment
+from gradveil.auditing.store import Store
+from gradveil.core.atomic import remove_partial, write_json
+from gradveil.core.environment import environment, is_environment
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import claimed
+from gradveil.core.reading import read_text
 from gradveil.reproduction.expand import Plan, Planned
 from gradveil.reproduction.table import Measure
 from gradveil.studies import Ledger, Standing, Study, run_study
 from gradveil.studies.agenda import agenda_of
-from gradveil.studies.claim import claimed
 from gradveil.studies.local import Start
 from gradveil.studies.work import attempt
 
@@ -51,13 +53,16 @@ def _in_turn(study: Study, out: Path, tell: Tell) -> None:
 
 def run_measurements(plan: Plan, out: Path) -> None:
     """What functions measure, one file each; what failed before is tried again, as cases are."""
-    for table, lines in plan.pairs():
-        for fields in (one for planned in lines if table.measure is not None for one in planned.fields):
-            path = measured_file(out, table.title, fields)
-            before = _measured(path)
-            if table.measure is not None and (before is None or "failed" in before["figures"]):
-                figures = _attempted(table.measure, fields)
-                write_json(path, {"fields": fields, "figures": figures, "environment": environment(fields["device"])})
+    with claimed(out):
+        remove_partial(out, f"{MEASURED}/*.json")
+        for table, lines in plan.pairs():
+            for fields in (one for planned in lines if table.measure is not None for one in planned.fields):
+                path = measured_file(out, table.title, fields)
+                before = _measured(path)
+                if table.measure is not None and (before is None or "failed" in before["figures"]):
+                    figures = _attempted(table.measure, fields)
+                    where = environment(fields["device"])
+                    write_json(path, {"fields": fields, "figures": figures, "environment": where})
 
 
 def _attempted(measure: Measure, fields: dict[str, Any]) -> dict[str, Any]:
@@ -70,11 +75,12 @@ def _attempted(measure: Measure, fields: dict[str, Any]) -> dict[str, Any]:
 def _measured(path: Path) -> dict[str, Any] | None:
     """What a file of a measurement holds; None where there is none, or it is damaged."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return None
-    whole = isinstance(found, dict) and isinstance(found.get("figures"), dict) and "environment" in found
-    return found if whole else None
+    if not isinstance(found, dict) or not isinstance(found.get("figures"), dict):
+        return None
+    return found if is_environment(found.get("environment")) else None
 
 
 def measured_file(out: Path, title: str, fields: dict[str, Any]) -> Path:
@@ -103,13 +109,30 @@ def _results(planned: Planned, ledger: Ledger) -> tuple[list[dict[str, Any]], st
         if result is None:
             failure = ledger.failure(entry.digest)
             return [], f"failed: {failure['reason']}" if failure else "not run yet"
+        if not _is_readable(result):
+            return [], f"its result.json is damaged: delete {ledger.case(entry.digest)} and run it again"
     return [
         _scored(result, ledger.case(entry.digest)) for entry, result in zip(planned.entries, found, strict=True)
     ], ""
 
 
+def _is_readable(result: dict[str, Any]) -> bool:
+    """Whether a result, which may be copied from elsewhere, has what figures and pages are read off."""
+    rows, case = result.get("rows"), result.get("case")
+    if not is_environment(result.get("environment")) or not isinstance(case, dict) or not isinstance(rows, list):
+        return False
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        return False
+    attacked = [row.get("per_image") for row in rows if row.get("prior_of") is None]
+    if result.get("kind") == "training" or "per_image" not in rows[0]:
+        return result.get("kind") == "training"
+    size = case.get("batch_size", 1)
+    pictures = all(isinstance(each, list) and each and all(isinstance(one, dict) for one in each) for each in attacked)
+    return bool(attacked) and pictures and type(size) is int and size >= 1
+
+
 def _scored(result: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
     """The result, with its rows as `gradveil score` left them, where it has been at work since."""
     assert result is not None
-    audit = folder / "audit.json"
-    return {**result, "rows": json.loads(audit.read_text())["rows"]} if audit.exists() else result
+    store = Store(folder)
+    return {**result, "rows": store.read_audit()["rows"]} if store.audit.exists() else result

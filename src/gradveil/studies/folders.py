@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from gradveil.attacks import ATTACKS
 from gradveil.auditing import Case
 from gradveil.auditing.run import assemble
 from gradveil.auditing.store import Store
+from gradveil.core.atomic import make_folder, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.studies.ledger import LOG
 
@@ -56,10 +56,10 @@ def _link_observations(everything: Store, own: Store, defense: str, crafted_by: 
 
 def _linked(source: Path, target: Path) -> None:
     """The same file in a second place, without a copy where the disk can do that."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     if target.exists():
         return
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        write_atomically(target, source.read_bytes())

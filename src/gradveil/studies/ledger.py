@@ -19,11 +19,13 @@ import json
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradveil.core.atomic import write_atomically, write_json
+from gradveil.core.atomic import make_folder, remove_partial, write_atomically, write_json
 from gradveil.core.errors import BadFileError
+from gradveil.core.reading import read_text
 from gradveil.studies.study import Entry, Study
 from gradveil.studies.units import Unit
 
@@ -50,6 +52,16 @@ class Ledger:
     def log(self, unit: Unit) -> Path:
         """What the worker said while it ran a unit."""
         return self.work(unit) / LOG
+
+    def clean(self, units: Sequence[Unit]) -> None:
+        """Remove what sweeps that were killed left of these units where all their cases are done meanwhile."""
+        remove_partial(self.folder, "study.json", f"*/{FAILURE}", f"*/{LOG}")
+        for unit in units:
+            if all(self.result(digest) is not None for digest in unit.digests):
+                for one in (unit, *unit.apart()):
+                    self.abandon(one)
+                for digest in unit.digests:
+                    shutil.rmtree(self._draft(digest), ignore_errors=True)
 
     def save_study(self, study: Study) -> None:
         cases = [{"digest": one.digest, "kind": one.kind, "title": one.title} for one in study.entries]
@@ -82,14 +94,17 @@ class Ledger:
 
     def draft(self, digest: str) -> Path:
         """An empty folder in which that of a case can be prepared."""
-        folder = self.folder / ".work" / f"draft-{digest}"
+        folder = self._draft(digest)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        make_folder(folder)
         return folder
+
+    def _draft(self, digest: str) -> Path:
+        return self.folder / ".work" / f"draft-{digest}"
 
     def publish(self, digest: str, folder: Path, result: dict[str, Any], seconds: float) -> None:
         """Say in the folder of a case that it is done, and put it into its place."""
-        (folder / RAN).write_text(json.dumps({"seconds": seconds, "host": socket.gethostname()}) + "\n")
+        write_json(folder / RAN, {"seconds": seconds, "host": socket.gethostname()})
         write_json(folder / RESULT, {"version": VERSION, "digest": digest, **result})
         self.place(digest, folder)
 
@@ -109,7 +124,7 @@ class Ledger:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):  # the last: JSON nested without end
         return None
     return found if isinstance(found, dict) else None

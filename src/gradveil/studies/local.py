@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from gradveil.core.atomic import open_file
 from gradveil.studies.agenda import Agenda
 from gradveil.studies.ledger import Ledger
 from gradveil.studies.units import Unit
@@ -114,8 +115,7 @@ def _logged(unit: Unit, out: Path, threads: int) -> Outcome:
     """Do a unit, with all that is said meanwhile, also by a crash, in the unit's log."""
     try:
         log = Ledger(out).log(unit)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        file = open_file(log, os.O_WRONLY | os.O_TRUNC)
     except OSError as error:
         return Outcome("no room", f"cannot write {log}: {error.strerror}")
     for stream in (1, 2):

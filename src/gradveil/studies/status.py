@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+from gradveil.core.locks import holder
 from gradveil.studies.agenda import Standing
-from gradveil.studies.claim import holder
 from gradveil.studies.ledger import Ledger
 
 

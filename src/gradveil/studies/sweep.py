@@ -6,13 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import claimed
 from gradveil.studies.agenda import Agenda, Standing, agenda_of
-from gradveil.studies.claim import claimed
 from gradveil.studies.ledger import Ledger
 from gradveil.studies.local import Start, run_locally
 from gradveil.studies.study import Study
+from gradveil.studies.units import units_of
 
 Tell = Callable[[Standing], None]
+_PATIENCE = 10.0
+"""Seconds to wait for another sweep: workers of one that was just killed need a moment to notice."""
 _LEAST_SHARE = 0.0001
 """Of a GPU: Ray counts no finer."""
 
@@ -40,7 +43,7 @@ def run_study(
         raise GradveilError(
             f"--gpus is a share of one GPU, from {_LEAST_SHARE:g} to 1, or a whole number; not {gpus:g}"
         )
-    with claimed(out) as claim:
+    with claimed(out, patience=_PATIENCE) as claim:
         ledger = Ledger(out)
         ledger.save_study(study)
         agenda = agenda_of(study, ledger, retry=retry, part=part)
@@ -60,6 +63,7 @@ def run_study(
             run_on_ray(agenda, address=ray, workers=workers, threads=study.threads, gpus=gpus, tell=told)
         else:
             run_locally(agenda, workers=workers, threads=study.threads, start=start, tell=told)
+        ledger.clean(units_of(study))
         return agenda.standing()
 
 

@@ -13,10 +13,14 @@ from gradveil.auditing import Case
 from gradveil.auditing.fields import first_complaint
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.locks import claimed
+from gradveil.core.reading import read_text
 from gradveil.core.registry import split_spec
 from gradveil.defenses import DEFENSES
 from gradveil.studies.leaderboard.settings import SETTINGS
 
+PATIENCE = 60.0
+"""Seconds to wait for another process that writes an entry or the page, which takes less than one."""
 _MARKUP = frozenset("`|<>&")
 _OF_A_RUN = ("defenses", "attacks", "training")
 """Fields of an audit's case that are no part of a setting; entries do not keep them with the case."""
@@ -152,7 +156,8 @@ def kept_of(case: dict[str, Any]) -> dict[str, Any]:
 
 def save_entry(folder: Path, entry: Entry) -> Path:
     path = path_of(folder, entry.setting, entry.defense)
-    write_atomically(path, (entry.model_dump_json(indent=1, exclude_none=True) + "\n").encode())
+    with claimed(folder, patience=PATIENCE):
+        write_atomically(path, (entry.model_dump_json(indent=1, exclude_none=True) + "\n").encode())
     return path
 
 
@@ -161,7 +166,7 @@ def read_entry(path: Path) -> Entry | None:
     if not path.exists():
         return None
     try:
-        entry = Entry.model_validate_json(path.read_text())
+        entry = Entry.model_validate_json(read_text(path))
     except ValidationError as error:
         complaint = " ".join(first_complaint(error, "file").split())[:300]  # it may name fields of a stranger's
         raise BadFileError(f"{path} is not an entry of a leaderboard: {complaint}") from None

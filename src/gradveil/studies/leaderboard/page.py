@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradveil.auditing.verdict import privacy_grade
-from gradveil.core.atomic import write_atomically
+from gradveil.core.atomic import remove_partial, write_atomically
+from gradveil.core.locks import claimed
 from gradveil.data import load
 from gradveil.metrics import wilson
-from gradveil.studies.leaderboard.entries import Entry, Trained, Worst, read_entries
+from gradveil.studies.leaderboard.entries import PATIENCE, Entry, Trained, Worst, read_entries
 from gradveil.studies.leaderboard.settings import SETTINGS, Setting
 
 PAGE = "README.md"
@@ -46,7 +47,9 @@ _COST_COLUMNS = {"accuracy": "---:", "lost": "---:", "time": "---:"}
 def render_leaderboard(folder: Path) -> Path:
     """Write the page of a folder of entries, and return where it is."""
     page = folder / PAGE
-    write_atomically(page, leaderboard(read_entries(folder)).encode())
+    with claimed(folder, patience=PATIENCE):  # from reading to writing: no entry is missing in the last page
+        remove_partial(folder, PAGE, "results/*/*.json")
+        write_atomically(page, leaderboard(read_entries(folder)).encode())
     return page
 
 
