@@ -2,13 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 WORKERS ?= 2
+THREADS ?= 1
+ISA ?= DEFAULT
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help install audit test test-all check format flower bench browser clean
+NUMERICS := $(addprefix tests/,joint defenses client models generators metrics threat attacks federated auditing) \
+	$(wildcard tests/test_every_*.py)
+
+.PHONY: help install audit test test-all test-numerics fuzz check format flower bench kills browser clean
 
 help:  ## Show what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
 
 install: $(VENV)/installed  ## Create .venv and install Gradveil into it
 
@@ -20,6 +25,13 @@ test: $(VENV)/installed-tests browser  ## Run the tests, WORKERS=2 of them at a 
 
 test-all: $(VENV)/installed-tests browser  ## Run the tests, slow ones too, one by one
 	$(BIN)/python -m pytest $(ARGS)
+
+test-numerics: $(VENV)/installed-tests  ## Run the tests that compare numbers; ISA=AVX2 for older processors
+	ONEDNN_MAX_CPU_ISA=$(ISA) OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) \
+		--dist worksteal --ignore tests/federated/flower $(NUMERICS) $(ARGS)
+
+fuzz: $(VENV)/installed-tests  ## Send 20,000 spoilt files through every loader; ARGS="--count 500 --seed 7"
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --count 20000 --workers $(WORKERS) $(ARGS)
 
 check: $(VENV)/installed-tests  ## Lint, format check and type check
 	$(BIN)/ruff check src tests scripts examples
@@ -36,6 +48,9 @@ flower: $(VENV)/installed-flower  ## Train on Flower, on this machine; ARGS="--e
 bench: install  ## Measure throughput against a plain eager loop, one JSON object a line
 	$(BIN)/gradveil bench throughput --model lenet:init=wide --problems 16
 	$(BIN)/gradveil bench throughput --model resnet18 --problems 4 --steps 6
+
+kills: install  ## Kill commands at random moments, and compare what they resume to; ARGS="--count 20"
+	$(BIN)/python scripts/kills.py $(ARGS)
 
 browser:  ## Install Chromium for the browser tests where that is possible
 	@scripts/install_browser.sh

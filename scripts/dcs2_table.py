@@ -17,7 +17,7 @@ from torch import Tensor
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget, Reconstruction, Server
 from gradveil.client import Client
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import ImageSet, load
@@ -89,7 +89,7 @@ def read(data: ImageSet, model: str, attack_spec: str, defense: str, batches: Se
             model=made.model,
             domain=data.domain,
             sent=made.sent,
-            reply=client.reply(made.sent, batch, generator(SEED, "defense", i)).update,
+            reply=client.reply(made.sent, batch, Stream.seeded(SEED, "defense", i)).update,
             batch=batch,
             recipe=Recipe(),
             defense=defense,

@@ -18,7 +18,8 @@ from quality_gpu import DEVICE, ten_images
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.client import Client
-from gradveil.core.seeding import derive, generator
+from gradveil.core.seeding import derive
+from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES
@@ -49,7 +50,7 @@ def main() -> None:
         client = Client(module, recipe=recipe, defense=DEFENSES.build(defense))
         for i in range(10):
             one = batch.take(slice(i, i + 1)).to(DEVICE)
-            reply = client.reply(sent, one, generator(0, "defense", defense, i)).update
+            reply = client.reply(sent, one, Stream.seeded(0, "defense", defense, i)).update
             seen.append(
                 observe(
                     module=module, model=arguments.model, domain=data.domain, sent=sent, reply=reply, batch=one,

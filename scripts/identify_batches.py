@@ -22,6 +22,7 @@ from gradveil.attacks.identification.likeness import Angle, Likeness
 from gradveil.auditing.ranks import ranked
 from gradveil.client import Client
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES
@@ -52,7 +53,7 @@ def replies(model: str, defense: str, seed: int, private: torch.Tensor) -> list[
     return [
         observe(
             module=module, model=model, domain=DATA.domain, sent=sent, batch=batch, recipe=Recipe(), defense=defense,
-            reply=client.reply(sent, batch, generator(seed, "defense", i)).update, threat=threat, candidates=DATA,
+            reply=client.reply(sent, batch, Stream.seeded(seed, "defense", i)).update, threat=threat, candidates=DATA,
         )
         for i, batch in enumerate(batches)
     ]  # fmt: skip

@@ -20,7 +20,8 @@ from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.client import Client
 from gradveil.core.precise import without_tf32
-from gradveil.core.seeding import derive, generator
+from gradveil.core.seeding import derive
+from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES
@@ -53,7 +54,7 @@ def replies(data: ImageSet, private: torch.Tensor, model: str, defense: str, thr
         batch = data.batch([i]).to(DEVICE)
         yield observe(
             module=module, model=model, domain=data.domain, sent=sent, batch=batch, recipe=RECIPE, defense=defense,
-            reply=client.reply(sent, batch, generator(0, "defense", i, device=DEVICE)).update,
+            reply=client.reply(sent, batch, Stream.seeded(0, "defense", i, device=DEVICE)).update,
             threat=threat_model(threat), candidates=data,
         )  # fmt: skip
 

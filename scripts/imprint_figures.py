@@ -14,7 +14,7 @@ import torch
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget, Server
 from gradveil.client import Client
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Recipe
 from gradveil.data import load
@@ -43,7 +43,7 @@ def measured(
     scores = []
     for i in range(BATCHES):
         batch = images.batch(range(i * size, (i + 1) * size))
-        reply = client.reply(made.sent, batch, generator(0, "defense", i))
+        reply = client.reply(made.sent, batch, Stream.seeded(0, "defense", i))
         seen = observe(
             module=made.module, model=made.model, domain=images.domain, sent=made.sent, reply=reply.update,
             batch=batch, recipe=recipe, defense=defense, threat=threat_model("G"), crafted=made.tampered,

@@ -18,7 +18,7 @@ from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Evaluate, Plan, bound
 from gradveil.attacks.matching import Matching
 from gradveil.client import Client
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
 from gradveil.core.types import Params, Recipe
 from gradveil.data import load
@@ -35,7 +35,7 @@ def updates(model: str, count: int) -> list[Observation]:
     client, seen = Client(module, recipe=RECIPE), list[Observation]()
     for i in range(count):
         batch = data.batch(range(i * EXAMPLES, (i + 1) * EXAMPLES))
-        reply = client.reply(client.model.params, batch, generator(0, "client", i)).update
+        reply = client.reply(client.model.params, batch, Stream.seeded(0, "client", i)).update
         known = observe(
             module=module, model=model, domain=data.domain, sent=client.model.params, reply=reply,
             batch=batch, recipe=RECIPE, defense="none", threat=threat_model("C"), candidates=data,

@@ -12,7 +12,8 @@ import torch
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.client import Client
-from gradveil.core.seeding import derive, generator
+from gradveil.core.seeding import derive
+from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
@@ -44,7 +45,7 @@ def measure(data: ImageSet, count: int, model: str, attack: str, recipe: Recipe)
         seen.append(
             observe(
                 module=module, model=model, domain=data.domain, sent=sent, batch=one, recipe=recipe, defense="none",
-                reply=client.reply(sent, one, generator(0, i)).update, threat=threat_model("C"),
+                reply=client.reply(sent, one, Stream.seeded(0, i)).update, threat=threat_model("C"),
             )
         )  # fmt: skip
     started = time.perf_counter()

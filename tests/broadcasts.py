@@ -11,7 +11,7 @@ from torch import nn
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Server
 from gradveil.client import Client
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import add, detached
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet, load
@@ -71,7 +71,7 @@ def rounds(model: str, recipe: Recipe, *, count: int, defenses: tuple[str, ...] 
         module = defense.on_model(models.build(model, CIFAR.domain, seed=0))
         client, sent = Client(module, recipe=recipe, defense=defense), parameters(module)
         for number in range(count):
-            replies = [client.reply(sent, _shard(k), generator(number, k)).update for k in range(2)]
+            replies = [client.reply(sent, _shard(k), Stream.seeded(number, k)).update for k in range(2)]
             previous = sent
             for update in replies:
                 sent = add(sent, update, (1 if recipe.sends == "delta" else -recipe.lr) / 2)

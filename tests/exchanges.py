@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from gradveil import models
 from gradveil.client import Client
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES
@@ -15,7 +17,9 @@ FEDSGD = Recipe()
 
 
 def private_batches(count: int, size: int = 1) -> list[Batch]:
-    return [SAMPLES.batch(range(i * size, (i + 1) * size)) for i in range(count)]
+    """The first samples, ``size`` behind each update, in the precision that models are built in at the moment."""
+    batches = [SAMPLES.batch(range(i * size, (i + 1) * size)) for i in range(count)]
+    return [Batch(batch.inputs.to(torch.get_default_dtype()), batch.labels) for batch in batches]
 
 
 def observed(
@@ -38,7 +42,7 @@ def observed(
             model=model,
             domain=SAMPLES.domain,
             sent=sent,
-            reply=client.reply(sent, batch, generator(seed, "defense", i)).update,
+            reply=client.reply(sent, batch, Stream.seeded(seed, "defense", i)).update,
             batch=batch,
             recipe=recipe,
             defense=defense,

@@ -7,7 +7,7 @@ from gradveil import models
 from gradveil.attacks import Attack, Crafted, Server
 from gradveil.attacks.active.interrogation import interrogate
 from gradveil.client import Client
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.threat import Observation, observe, threat_model
@@ -31,7 +31,7 @@ def interrogated(
 
     def answer(crafted: Crafted, question: int) -> Observation:
         client = Client(crafted.module, recipe=recipe, defense=DEFENSES.build(defense))
-        reply = client.reply(crafted.sent, batch, generator(seed, "defense", question))
+        reply = client.reply(crafted.sent, batch, Stream.seeded(seed, "defense", question))
         return observe(
             module=crafted.module,
             model=crafted.model,

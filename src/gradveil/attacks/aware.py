@@ -94,7 +94,9 @@ def noise_level(update: Params) -> float:
     if len(large) < 3:
         return 0.0
     spreads = torch.stack([tensor.abs().median() for tensor in large]) / 0.6745
-    alike = spreads <= (1 + _SAME_SPREAD) * spreads.min()
+    # a small tensor's median may be off by a tenth, so that the smallest spread is no measure by itself
+    low = spreads.sort().values[len(spreads) // 10]
+    alike = (spreads - low).abs() <= _SAME_SPREAD * low
     return float(spreads[alike].mean()) if int(alike.sum()) * 3 >= len(large) and int(alike.sum()) >= 2 else 0.0
 
 

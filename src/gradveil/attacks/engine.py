@@ -28,10 +28,12 @@ from torch.utils._pytree import tree_leaves
 
 from gradveil.assets import cache_folder
 from gradveil.attacks.graph import at, captured, captured_by_parts
-from gradveil.core.atomic import write_json
+from gradveil.core.atomic import open_file, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.graphs import side_by_side
+from gradveil.core.reading import read_text
 from gradveil.core.types import Params
+from gradveil.joint import SAME, agree_nearby
 
 Given = dict[str, Any]
 """What a problem is about, such as the observed update and the labels: any nesting of dicts of tensors."""
@@ -63,7 +65,6 @@ _SIDE_BY_SIDE = 16
 """So many problems, at most, run beside each other on a GPU: enough to fill it."""
 _SHARE_OF_MEMORY = 0.4
 _FEW = 2
-_SAME = 1e-2
 
 
 @dataclass(frozen=True)
@@ -182,11 +183,15 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
 
 def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
     """Whether two ways give the same slopes and values on a few of the problems, up to rounding."""
-    some, about = at(unknowns, slice(_FEW)), at(given, slice(_FEW))
-    with _precision("float32", _device(unknowns)):
-        (first, values), (second, others) = one(some, about), other(some, about)
-    close = all((first[k] - second[k]).norm() <= _SAME * second[k].norm() + 1e-12 for k in second)
-    return close and torch.allclose(values, others, rtol=_SAME, atol=1e-6)
+    about = at(given, slice(_FEW))
+
+    def same(point: Params) -> bool:
+        with _precision("float32", _device(point)):
+            (first, values), (second, others) = one(point, about), other(point, about)
+        close = all((first[k] - second[k]).norm() <= SAME * second[k].norm() + 1e-12 for k in second)
+        return close and torch.allclose(values, others, rtol=SAME, atol=1e-6)
+
+    return agree_nearby(same, at(unknowns, slice(_FEW)))
 
 
 def _one_by_one(single: Single) -> Batched:
@@ -322,24 +327,24 @@ def _remembered() -> dict[str, Any]:
     """What was measured before. It is only a record of speeds: without access to it all is measured again."""
     path = cache_folder() / "strategies.json"
     try:
-        said = json.loads(path.read_text())
+        said = json.loads(read_text(path))
     except OSError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFileError(f"{path} cannot be read ({error}); delete it, it is only a record of speeds") from None
     return said if isinstance(said, dict) else {}
 
 
 def _kept(key: str, ways: list[str]) -> Choice | None:
     known = _remembered().get(key)
-    if not isinstance(known, dict) or known.get("way") not in ways:
+    if not isinstance(known, dict) or known.get("way") not in ways or type(known.get("each")) is not int:
         return None
-    return Choice(known["way"], max(1, int(known["each"])), known.get("graph") is not False)
+    return Choice(known["way"], min(max(1, known["each"]), 2**50), known.get("graph") is not False)
 
 
 def _remember(key: str, choice: Choice) -> None:
     with contextlib.suppress(GradveilError):  # a cache that cannot be written costs another measurement, no more
-        write_json(cache_folder() / "strategies.json", {**_remembered(), key: asdict(choice)})
+        write_json(cache_folder() / "strategies.json", {**_remembered(), key: asdict(choice)}, shared=True)
 
 
 @contextlib.contextmanager
@@ -348,6 +353,7 @@ def _one_writer() -> Iterator[None]:
     path = cache_folder() / "strategies.lock"
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
+            lock = held.enter_context(os.fdopen(open_file(path, os.O_WRONLY, shared=True), "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            remove_partial(path.parent, "strategies.json")
         yield

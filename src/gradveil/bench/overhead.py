@@ -23,6 +23,8 @@ from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Kind, Stream
+from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images
@@ -83,12 +85,12 @@ def _step_ms(module: torch.nn.Module, defense: Defense, batch: Batch, device: st
     """One reply with one local step: the gradient and what the defense makes of it, its preparation too."""
     client = Client(module, recipe=Recipe(), defense=defense)
     sent = client.model.params
-    return _ms(lambda: client.reply(sent, batch, generator(0, device=device)), device, repeats)
+    return _ms(lambda: client.reply(sent, batch, Stream.seeded(0)), device, repeats)
 
 
 def _censor(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
     """The whole defense against nothing but the losses of its trials, each evaluated by itself."""
-    gradient, step = _step(module, batch, device)
+    gradient, step = _step(module, batch)
     trials = getattr(defense, "trials", 20)
 
     def evaluations() -> None:
@@ -108,7 +110,7 @@ def _outpost(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
     def epoch(with_defense: Defense) -> Callable[[], object]:
         client = Client(module, recipe=recipe, defense=with_defense)
         sent = client.model.params
-        return lambda: client.reply(sent, many, generator(0, device=device))
+        return lambda: client.reply(sent, many, Stream.seeded(0))
 
     # Many short epochs: what OUTPOST adds is less than a busy moment does.
     bare, defended, ratio = _compared(epoch(Defense()), epoch(defense), device, 16 * repeats)
@@ -117,7 +119,7 @@ def _outpost(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
 
 def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
     """One backward pass for each entry of the representation, with gradients in the parameters, as in the release."""
-    gradient, step = _step(module, batch, device)
+    gradient, step = _step(module, batch)
     prepared = defense.prepared(replace(step, number=0))
     whole = _ms(lambda: prepared.on_gradient(gradient, step), device, repeats)
     watched, inputs = copy.deepcopy(module), batch.inputs.clone().requires_grad_()
@@ -140,7 +142,7 @@ def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
 
 def _graddefense(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
     """One derivative of a layer's summed gradient in the inputs for each parameter, one after the other."""
-    _, step = _step(module, batch, device)
+    _, step = _step(module, batch)
     whole = _ms(lambda: defense.prepared(replace(step, number=0)), device, max(1, repeats // 2))
     root = public_images("samples", batch.inputs, 50)
 
@@ -158,8 +160,32 @@ def _times(whole: float, slow: float, name: str) -> dict[str, Any]:
     return {"defense_ms": round(whole, 3), name: round(slow, 3), "times_faster": round(slow / whole, 2)}
 
 
+class _TorchStream(Stream):
+    """Draws noise as torch does: what a stream that can be computed back would cost."""
+
+    def noised(self, tree: Params, deviation: float, kind: Kind = "gaussian") -> Params:  # noqa: ARG002
+        device = next(iter(tree.values())).device
+        rng = torch.Generator(device).manual_seed(0)
+        return map_each(
+            lambda g: g + deviation * torch.randn(g.shape, generator=rng, device=device, dtype=g.dtype), tree
+        )
+
+
+def _streams(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
+    """The same step with noise from torch's generator."""
+    client = Client(module, recipe=Recipe(), defense=defense)
+    sent = client.model.params
+    torchs, ours, ratio = _compared(
+        lambda: client.reply(sent, batch, _TorchStream()), lambda: client.reply(sent, batch, Stream.secret()),
+        device, 4 * repeats,
+    )  # fmt: skip
+    return {"secret_ms": round(ours, 3), "torch_ms": round(torchs, 3), "to_torch": round(ratio, 3)}
+
+
 Compare = Callable[[Defense, torch.nn.Module, Batch, str, int], dict[str, Any]]
 COMPARED: dict[str, Compare] = {
+    "noise": _streams,
+    "dp": _streams,
     "censor": _censor,
     "outpost": _outpost,
     "soteria": _soteria,
@@ -167,11 +193,11 @@ COMPARED: dict[str, Compare] = {
 }
 
 
-def _step(module: torch.nn.Module, batch: Batch, device: str) -> tuple[Params, Step]:
+def _step(module: torch.nn.Module, batch: Batch) -> tuple[Params, Step]:
     function = Functional(module)
     step = Step(
         model=function, loss=cross_entropy, params=function.params, batch=batch, number=1, lr=0.1,
-        rng=generator(0, device=device),
+        rng=Stream.seeded(0),
     )  # fmt: skip
     with torch.no_grad():
         value = step.loss_at(step.params)

@@ -17,6 +17,7 @@ from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Domain, Recipe
 from gradveil.threat import Observation, observe, threat_model
@@ -71,7 +72,7 @@ def observations(model: str, domain: Domain, count: int, device: str) -> list[Ob
     seen = []
     for i in range(count):
         batch = Batch(inputs[i : i + 1], labels[i : i + 1]).to(device)
-        reply = client.reply(sent, batch, rng).update
+        reply = client.reply(sent, batch, Stream.seeded(0)).update
         seen.append(
             observe(
                 module=module, model=model, domain=domain, sent=sent, reply=reply, batch=batch, recipe=recipe,

@@ -12,6 +12,7 @@ from gradveil.attacks.active.fishing import Fishing, Gate, raised
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import dot, norm, subtract
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.threat import Observation
@@ -44,7 +45,9 @@ def alone(attack: Fishing, seen: Observation, batch: Batch, recipe: Recipe = FED
     """What each example alone, called the target, would reply to the question at which a gradient was isolated."""
     at = attack.isolated(seen)
     client, label = Client(at.module, recipe=recipe), torch.tensor([asked(seen, attack).target])
-    return [client.reply(at.sent, Batch(image, label), generator(0, "none")).update for image in batch.inputs.split(1)]
+    return [
+        client.reply(at.sent, Batch(image, label), Stream.seeded(0, "none")).update for image in batch.inputs.split(1)
+    ]
 
 
 def cosines(attack: Fishing, seen: Observation, batch: Batch, recipe: Recipe = FEDSGD) -> torch.Tensor:

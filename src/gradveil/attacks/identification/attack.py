@@ -20,6 +20,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.data import ImageSet, load
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -107,7 +108,7 @@ class Identify(Attack):
         with progress.task(self.title, len(known), "candidates") as task, torch.no_grad(), without_tf32():
             for group in groups(len(known), group_size(one.sent)):
                 batch = known.batch(range(group.start, group.stop)).to(device)
-                looks, rng = [batch.inputs], generator(0, "identify", group.start)
+                looks, rng = [batch.inputs], Stream.seeded(0, "identify", group.start)
                 if changing is not None:
                     looks = [changing.on_inputs(batch.inputs, rng) for _ in range(self.draws)]
                 each = [score(updates(inputs, batch.labels)) for inputs in looks]

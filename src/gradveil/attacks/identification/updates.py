@@ -12,8 +12,7 @@ from torch.func import vmap
 from gradveil import joint
 from gradveil.client.local import local_update
 from gradveil.core.precise import without_tf32
-from gradveil.core.seeding import generator
-from gradveil.core.trees import norm
+from gradveil.core.trees import stack
 from gradveil.core.types import Params, Recipe
 from gradveil.models import Functional
 from gradveil.threat.observation import Observation
@@ -22,10 +21,6 @@ BYTES_AT_ONCE = {"cpu": 2**28, "cuda": 2**33}
 """Bytes that the updates of candidates may take together; one of them may take more."""
 MOST = 250
 """Candidates in a group at most: activations take memory too."""
-_FEW = 2
-_SAME = 1e-2
-_ROUNDING = 1e-6
-"""Of the whole gradient: that of a bias that changes nothing is all rounding."""
 _judged: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """By model, whether the layer rules give its gradients."""
 
@@ -81,18 +76,17 @@ def _right(one: Observation) -> bool:
     Code may go around its layers, or edit what left them. In eval mode, for one example may be too few for batch norm.
     """
     start, model, recipe = next(iter(one.sent.values())), Functional(one.module), Recipe()
-    inputs = torch.rand((_FEW, *one.domain.shape), generator=generator(0, "layer rules")).to(start)
-    labels = torch.arange(_FEW, device=start.device) % one.domain.classes
-    found = _shared(one, recipe)(inputs, labels)
-    with without_tf32():
-        alone = [
-            local_update(model, one.loss, one.sent, inputs[i : i + 1], labels[i : i + 1], recipe) for i in range(_FEW)
-        ]
-    return found.keys() == alone[0].keys() and all(
-        bool((found[name][i] - tensor).norm() <= _SAME * tensor.norm() + _ROUNDING * norm(expected))
-        for i, expected in enumerate(alone)
-        for name, tensor in expected.items()
-    )
+    shared = _shared(one, recipe)
+    drawn = joint.random_inputs(one.domain.shape).to(start)
+    labels = torch.arange(joint.FEW, device=start.device) % one.domain.classes
+
+    def right(point: Params) -> bool:
+        inputs, each = point["inputs"], [slice(i, i + 1) for i in range(joint.FEW)]
+        with without_tf32():
+            alone = [local_update(model, one.loss, one.sent, inputs[i], labels[i], recipe) for i in each]
+        return joint.same_gradients(shared(inputs, labels), stack(alone))
+
+    return joint.agree_nearby(right, {"inputs": drawn})
 
 
 def _each_alone(one: Observation, recipe: Recipe) -> Updates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
@@ -43,5 +43,5 @@ def _start(one: Observation) -> Step:
         torch.zeros((1, *one.domain.shape), device=device), torch.zeros(1, dtype=torch.int64, device=device)
     )
     model = Functional(one.module, train_mode=one.recipe is not None and one.recipe.train_mode)
-    rng = generator(0, "slices")
+    rng = Stream.seeded(0, "slices")
     return Step(model=model, loss=one.loss, params=one.sent, batch=stand_in, number=0, lr=0.0, rng=rng)
