@@ -14,22 +14,23 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from gradveil.client.sampling import Examples, poisson_batches
+from gradveil.client.guarded import Cut, Hook, Pass, check_arguments, check_loss, refuse
+from gradveil.client.sampling import Draws, Examples
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.trees import bit_sums, detached, differing, is_plain, subtract
+from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
@@ -61,7 +62,7 @@ def protect(
     """
     built = DEFENSES.build(defense) if isinstance(defense, str) else defense
     if isinstance(built, Defense) and (late := [link for link in links_of(built) if link.changes_updates]):
-        _refuse(f"{type(late[0]).__name__} changes what is sent and not the steps: use gradveil.Client")
+        refuse(f"{type(late[0]).__name__} changes what is sent and not the steps: use gradveil.Client")
     several = isinstance(optimizer, Sequence)
     return Guard(model, cast(Sequence[Optimizer], optimizer if several else [optimizer]), loss, built)
 
@@ -74,11 +75,13 @@ class Guard:
     _broadcast: Params
     _prepared: Defense | None
     _update: Params | None
-    _pending: list[_Pass]
+    _pending: list[Pass]
     _step: int
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss, defense: Defense) -> None:
-        _check(model, loss, defense)
+        with _lock:
+            guarded = {id(p) for guard in _guards for p in guard._params.values()}
+        check_arguments(model, loss, defense, guarded)
         self.log = Log()
         """What the defense reported, such as how often it fell back, and its ledger of privacy."""
         self._model, self._loss, self._defense, self._rng = model, loss, defense, Stream.secret()
@@ -89,14 +92,14 @@ class Guard:
         self._anchor = torch.zeros((), requires_grad=True)
         self._states: dict[Optimizer, list[Any]] = {}
         self._optimizer_hooks: list[tuple[Any, Any]] = []
-        self._sampled: tuple[float | None, float | None, int | None] = (None, None, None)
+        self._draws = Draws(self._rng)
         self._looked: set[Optimizer] = set()
         self._ever = False
         self._taking, self._stepping, self._round, self._replaced = False, 0, 0, Params()
         self._buffers: Params = {}
         self._begin(broadcast={})
         self.use(*optimizers)
-        before, after = _Hook(self._before_forward), _Hook(self._after_forward)
+        before, after = Hook(self._before_forward), Hook(self._after_forward)
         self._hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
         with _lock:
             _guards.add(self)
@@ -108,13 +111,13 @@ class Guard:
             while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
                 optimizer = inner  # of a wrapper, which steps this one
             if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
-                _refuse("a guard takes torch optimizers that step without a closure, such as SGD or Adam")
+                refuse("a guard takes torch optimizers that step without a closure, such as SGD or Adam")
             self._held(optimizer)
             states[optimizer] = memory = _memory(optimizer)
             kept = [s for s in optimizer.state.values() if not (isinstance(s, dict) and float(s.get("step", 1)) == 0)]
             fresh = not any(leaf.any() for leaf in tree_leaves(kept) if isinstance(leaf, Tensor))
             if not fresh and memory not in (_left.get(optimizer), self._states.get(optimizer)):
-                _refuse("the optimizer remembers gradients that no guard defended (momentum, say): make it anew")
+                refuse("the optimizer remembers gradients that no guard defended (momentum, say): make it anew")
         self._let_go()
         self._states = states
         look, after = self._last_look, self._after_step
@@ -130,21 +133,21 @@ class Guard:
             return total
         self._ready("guard.loss")
         if total.dim():
-            _refuse("the loss is a mean over the examples, one number: this one has a number for each of them")
+            refuse("the loss is a mean over the examples, one number: this one has a number for each of them")
         seen = next((each for each in self._pending if each.outputs() is outputs), None)
         if seen is None or outputs._version != seen.version:
-            _refuse("guard.loss takes what the guarded model returned, as it is, once: the rest belongs in the loss")
+            refuse("guard.loss takes what the guarded model returned, as it is, once: the rest belongs in the loss")
         self._pending.remove(seen)
         if seen.moved:
-            _refuse(seen.moved)
+            refuse(seen.moved)
         if len(targets) and self._starts_over:
-            _check_loss(self._loss, outputs.detach(), targets)
+            check_loss(self._loss, outputs.detach(), targets)
         for name, p in self._params.items():
             if getattr(p, "_post_accumulate_grad_hooks", None):
-                _refuse(f"parameter {name!r} is stepped in the backward pass (post-accumulate hook): step after it")
+                refuse(f"parameter {name!r} is stepped in the backward pass (post-accumulate hook): step after it")
         outputs.register_hook(self._outside)  # type: ignore[no-untyped-call]
         seen.targets, seen.versions = targets.detach(), (seen.inputs._version, targets._version)
-        cut = partial(_Cut.apply, self._anchor, total.detach())
+        cut = partial(Cut.apply, self._anchor, total.detach())
         return cast(Tensor, cut(partial(self._take, seen, total)))
 
     def update(self) -> Params:
@@ -155,7 +158,7 @@ class Guard:
         if self._update is None:
             self._compare("guard.update")
             if self._step == 0:
-                _refuse("no step of this round went through the guard: there is no update (did a copy train?)")
+                refuse("no step of this round went through the guard: there is no update (did a copy train?)")
             change = subtract(self._kept, self._broadcast)
             sent = (self._prepared or self._defense).on_update(change, self._rng, self.log)
             check_result(sent, change)
@@ -179,7 +182,7 @@ class Guard:
         self._ready("guard.gradient")
         self._compare("guard.gradient")
         if not self._compare_gradients("guard.gradient"):
-            _refuse("there is no gradient: call backward() on guard.loss first")
+            refuse("there is no gradient: call backward() on guard.loss first")
         self._defend(next(iter(self._states)))
         return detached(self._gradients)
 
@@ -188,28 +191,17 @@ class Guard:
         self._ready("guard.new_round", after_update=True)
         own = self._model.state_dict()
         if not isinstance(broadcast, Mapping) or not self._params.keys() <= broadcast.keys() <= own.keys():
-            _refuse("a broadcast maps all names of the model's parameters, and of its buffers at will, to tensors")
+            refuse("a broadcast maps all names of the model's parameters, and of its buffers at will, to tensors")
         for name, sent in broadcast.items():
             whole = name not in self._params and isinstance(sent, Tensor) and sent.dtype == own[name].dtype
             if not (is_plain(sent) or whole) or sent.is_meta or sent.shape != own[name].shape:
-                _refuse(f"the broadcast has no usable {name!r}: it has another shape, or no finite real numbers")
+                refuse(f"the broadcast has no usable {name!r}: it has another shape, or no finite real numbers")
         self._model.load_state_dict(dict(broadcast), strict=False)
         self._begin(broadcast)
 
     def sample(self, dataset: Examples, rate: float, steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (inputs, targets) in which each example is with probability ``rate``, for one step each.
-
-        Only such steps count at a rate below 1. Batches differ in size and may be empty. Without ``steps`` there are
-        as many as one pass over the data takes on average.
-        """
-        try:
-            for size, batch in poisson_batches(dataset, rate, steps, self._rng):
-                if self._sampled[2] not in (None, -1):
-                    _refuse("a batch of guard.sample had no step: take one on each batch, on empty ones too")
-                self._sampled = (rate, rate * len(dataset), size)
-                yield batch
-        finally:
-            self._sampled = (None, None, None)
+        """Poisson batches, for one step each: only such steps count at a rate below 1 (:class:`Draws`)."""
+        return self._draws.batches(dataset, rate, steps)
 
     def privacy_spent(self, delta: float) -> float:
         """Epsilon of all that left, rounds and restarts included; infinite for a defense without a proof."""
@@ -235,14 +227,14 @@ class Guard:
         """
         self._ready("guard.restore", after_update=True)
         if not isinstance(checkpoint, Mapping) or checkpoint.keys() != _CHECKPOINT:
-            _refuse("guard.restore takes what guard.checkpoint gave")
+            refuse("guard.restore takes what guard.checkpoint gave")
         shapes = {name: tensor.shape for name, tensor in checkpoint["parameters"].items()}
         if checkpoint["defense"] != repr(links_of(self._defense)) or len(checkpoint["optimizers"]) != len(self._states):
-            _refuse("the checkpoint is of another defense, or of another number of optimizers")
+            refuse("the checkpoint is of another defense, or of another number of optimizers")
         if shapes != {name: p.shape for name, p in self._params.items()}:
-            _refuse("the checkpoint is of another model")
+            refuse("the checkpoint is of another model")
         if self._update is not None and (checkpoint["run"], checkpoint["round"]) == (self.log.ledger.run, self._round):
-            _refuse("the update of this round has left, and a round has one: call guard.new_round(broadcast)")
+            refuse("the update of this round has left, and a round has one: call guard.new_round(broadcast)")
         self._model.load_state_dict(checkpoint["broadcast"] | checkpoint["buffers"], strict=False)
         self._begin(checkpoint["broadcast"] | checkpoint["buffers"])
         self._model.load_state_dict(checkpoint["parameters"] | checkpoint["trained_buffers"], strict=False)
@@ -270,7 +262,7 @@ class Guard:
         self.close()
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        _refuse("a guard cannot be copied or saved: protect the copy of the model, or save guard.checkpoint()")
+        refuse("a guard cannot be copied or saved: protect the copy of the model, or save guard.checkpoint()")
 
     def _let_go(self) -> None:
         _left.update({optimizer: memory for optimizer, memory in self._states.items() if _memory(optimizer) == memory})
@@ -289,15 +281,15 @@ class Guard:
         self._forget()
 
     def _forget(self) -> None:
-        self._gradients, self._passes, self._defended = Params(), list[_Pass](), False
+        self._gradients, self._passes, self._defended = Params(), list[Pass](), False
 
     def _ready(self, where: str, *, after_update: bool = False) -> None:
         if self not in _guards:
-            _refuse(f"{where}: this guard is closed")
+            refuse(f"{where}: this guard is closed")
         if self._stepping not in (0, threading.get_ident()):
-            _refuse(f"{where}: another thread is stepping the model")
+            refuse(f"{where}: another thread is stepping the model")
         if self._update is not None and not after_update:
-            _refuse(f"{where}: the update of this round has left: call guard.new_round(broadcast) before you train on")
+            refuse(f"{where}: the update of this round has left: call guard.new_round(broadcast) before you train on")
 
     def _moved(self, where: str) -> str | None:
         """Which parameter is not the broadcast plus the defended steps, if any."""
@@ -311,7 +303,7 @@ class Guard:
 
     def _compare(self, where: str) -> None:
         if moved := self._moved(where):
-            _refuse(moved)
+            refuse(moved)
 
     def _compare_gradients(self, where: str, held: set[int] | None = None) -> bool:
         """Whether the gradients are those that the guard gave; False if the loop took them away. Others are refused."""
@@ -320,7 +312,7 @@ class Guard:
         odd += [name for name, g in now.items() if name not in self._gradients and g is not None and g.any()]
         left = any(gradient is not None and gradient.any() for gradient in now.values()) if odd else False
         if odd and left:
-            _refuse(
+            refuse(
                 f"the gradient of {odd[0]!r} is not the one that guard.loss gave ({where}): call zero_grad(), then "
                 "guard.loss(...).backward() alone: no penalty beside it, no clipping by hand, no GradScaler"
             )
@@ -329,7 +321,7 @@ class Guard:
     def _held(self, optimizer: Optimizer) -> set[int]:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if held - set(map(id, self._params.values())):
-            _refuse("the optimizer steps parameters that the guarded model does not have: they would go undefended")
+            refuse("the optimizer steps parameters that the guarded model does not have: they would go undefended")
         return held
 
     def _before_forward(self, _model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -338,9 +330,9 @@ class Guard:
         if not torch.is_grad_enabled():
             return None  # evaluation
         if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
-            _refuse("DistributedDataParallel shares the gradient before the guard can defend it: train without it")
+            refuse("DistributedDataParallel shares the gradient before the guard can defend it: train without it")
         if len(arguments) != 1 or keywords or not isinstance(arguments[0], Tensor):
-            _refuse("a guarded model takes one tensor of inputs: call it as model(inputs)")
+            refuse("a guarded model takes one tensor of inputs: call it as model(inputs)")
         self._ready("model(inputs)", after_update=True)
         self._last: tuple[Tensor, Functional | None, str | None] = (arguments[0], None, self._moved("model(inputs)"))
         if self._last[2]:
@@ -357,24 +349,24 @@ class Guard:
     def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> None:
         if torch.is_grad_enabled():
             if not isinstance(outputs, Tensor):
-                _refuse(f"a guarded model returns one tensor of outputs, not {type(outputs).__name__}")
+                refuse(f"a guarded model returns one tensor of outputs, not {type(outputs).__name__}")
             inputs, function, moved = self._last
             self._pending = [each for each in self._pending if each.outputs() is not None]
-            self._pending.append(_Pass(weakref.ref(outputs), outputs._version, inputs.detach(), function, moved))
+            self._pending.append(Pass(weakref.ref(outputs), outputs._version, inputs.detach(), function, moved))
 
     def _outside(self, _gradient: Tensor) -> None:
         if not self._taking:
-            _refuse("outputs that went into guard.loss also went backward past it: put all of it into protect's loss")
+            refuse("outputs that went into guard.loss also went backward past it: put all of it into protect's loss")
 
-    def _take(self, seen: _Pass, total: Tensor, factor: Tensor) -> None:
+    def _take(self, seen: Pass, total: Tensor, factor: Tensor) -> None:
         """In the backward pass: the gradient of one guarded loss, added to those since the last step."""
         if seen.factor is not None:
-            _refuse("one loss went backward twice: its examples would count twice")
+            refuse("one loss went backward twice: its examples would count twice")
         if not self._compare_gradients("backward"):
             self._forget()
         left = [p.grad for p in self._params.values() if p.grad is not None] if self._defended else []
         if any(gradient.any() for gradient in left):
-            _refuse("the gradient of the last step is still there: call optimizer.zero_grad() before backward()")
+            refuse("the gradient of the last step is still there: call optimizer.zero_grad() before backward()")
         if self._defended:
             self._forget()
         seen.factor, self._taking = float(factor), True
@@ -390,7 +382,8 @@ class Guard:
         for (name, p), gradient in zip(wanted.items(), gradients, strict=True):
             if gradient is not None:
                 p.grad = gradient.to_dense() if p.grad is None else p.grad + gradient.to_dense()
-                self._gradients[name] = p.grad.clone()
+                self._gradients[name] = p.grad
+        self._gradients = detached(self._gradients)
         self._passes.append(seen)
 
     def _before_step(self, optimizer: Optimizer) -> None:
@@ -398,14 +391,14 @@ class Guard:
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             for name, p in [*self._params.items(), *self._model.named_parameters()]:
                 if id(p) in held:
-                    _refuse(f"an optimizer that the guard does not know steps {name!r}: call guard.use(optimizer)")
+                    refuse(f"an optimizer that the guard does not know steps {name!r}: call guard.use(optimizer)")
             return
         self._ready("optimizer.step")
         if getattr(optimizer, "grad_scale", None) is not None:
-            _refuse("a GradScaler scales this step, and guarded gradients are not scaled: train in bfloat16 instead")
+            refuse("a GradScaler scales this step, and guarded gradients are not scaled: train in bfloat16 instead")
         held = self._held(optimizer)
         if _memory(optimizer) != self._states[optimizer]:
-            _refuse("the optimizer's state was changed outside its guarded steps: make it anew and guard.use() it")
+            refuse("the optimizer's state was changed outside its guarded steps: make it anew and guard.use() it")
         self._compare("optimizer.step")
         if self._compare_gradients("optimizer.step", held if self._defended else None):
             self._defend(optimizer)
@@ -419,9 +412,9 @@ class Guard:
         """Just before the step. It costs nothing where the optimizer has no other hooks."""
         stepping, self._stepping = self._stepping, 0  # a step that is refused here is over
         if not stepping:
-            _refuse("the guard's hook on all optimizers was taken off: put it back, or protect again in a new process")
+            refuse("the guard's hook on all optimizers was taken off: put it back, or protect again in a new process")
         if any(map(callable, [*arguments[1:], *keywords.values()])):
-            _refuse("a guarded optimizer takes no closure: call backward() on guard.loss, then optimizer.step()")
+            refuse("a guarded optimizer takes no closure: call backward() on guard.loss, then optimizer.step()")
         if len(_global_optimizer_pre_hooks) + len(optimizer._optimizer_step_pre_hooks) > 2:
             self._compare("a hook of the optimizer")
             self._compare_gradients("a hook of the optimizer", self._held(optimizer))
@@ -431,31 +424,28 @@ class Guard:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._stepping = 0
         if optimizer not in self._looked:
-            _refuse("the guard's hooks on the optimizer were taken off: guard.use(optimizer) puts them back")
+            refuse("the guard's hooks on the optimizer were taken off: guard.use(optimizer) puts them back")
         self._looked.remove(optimizer)
         held, self._states[optimizer] = self._held(optimizer), _memory(optimizer)
-        for name, p in self._params.items():
-            if id(p) in held:
-                self._kept[name].copy_(p.detach())
+        stepped = [name for name, p in self._params.items() if id(p) in held]
+        self._kept |= detached({name: self._params[name] for name in stepped})
 
     def _defend(self, optimizer: Optimizer) -> None:
         """Replace the gradients of all passes since the last step by what the defense makes of them, once."""
         if self._defended:
             return
         if any((each.inputs._version, each.targets._version) != each.versions for each in self._passes):
-            _refuse("inputs or targets were overwritten before the step: the defense needs them. Use new tensors")
+            refuse("inputs or targets were overwritten before the step: the defense needs them. Use new tensors")
         sizes, factors = [len(each.inputs) for each in self._passes], [each.factor or 0.0 for each in self._passes]
         scale, count = sum(factors), sum(sizes)
         shares = zip(sizes, factors, strict=True)
         if not 0 < scale < math.inf or any(abs(f * count - n * scale) > 1e-5 * scale * count for n, f in shares):
-            _refuse(f"losses of {sizes} examples with factors {factors} are no mean over examples: weigh them by size")
+            refuse(f"losses of {sizes} examples with factors {factors} are no mean over examples: weigh them by size")
         if self._guaranteed and abs(scale - 1) > 1e-5:
-            _refuse(
+            refuse(
                 f"the loss has a factor of {scale:.6g}, which would scale the noise: change the learning rate instead"
             )
-        rate, expected, drawn = self._sampled
-        if drawn not in (None, count):
-            _refuse(f"guard.sample drew {drawn} examples and {count} went backward: take one step on each batch")
+        rate, expected = self._draws.check(count)
         live = {name: p.detach() for name, p in self._params.items()}
         step = Step(
             model=cast(Functional, self._passes[-1].model), loss=self._loss, rng=self._rng, log=self.log,
@@ -470,112 +460,18 @@ class Guard:
         hidden = self._prepared.on_gradient(given, step)
         check_result(hidden, given)
         self._compare("the defense")
-        for name, gradient in hidden.items():
-            self._gradients[name] = (gradient.detach() * scale).to(self._params[name])
-            self._params[name].grad = self._gradients[name].clone()
+        sent = detached(hidden if scale == 1 else scaled(hidden, scale))
+        self._gradients = {name: gradient.to(self._params[name]) for name, gradient in sent.items()}
+        for name, gradient in detached(self._gradients).items():
+            self._params[name].grad = gradient
         self._defended, self._ever, self._step = True, True, step.number
-        self._sampled = (rate, expected, None if drawn is None else -1)  # a second step on a batch is no new draw
-
-
-@dataclass(eq=False)
-class _Pass:
-    """One forward pass of the guarded model, as far as it has come."""
-
-    outputs: weakref.ref[Tensor]
-    version: int
-    inputs: Tensor
-    model: Functional | None
-    moved: str | None
-    targets: Tensor = field(default_factory=lambda: torch.empty(0))
-    versions: tuple[int, int] = (0, 0)
-    factor: float | None = None
-
-
-class _Cut(torch.autograd.Function):
-    """The loss as the loop sees it: its backward pass leaves the gradient to the guard, and to nobody else."""
-
-    @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, value: Tensor, take: Callable[[Tensor], None]) -> Tensor:
-        ctx.take = take
-        return value.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, factor: Tensor) -> tuple[None, None, None]:
-        ctx.take(factor)
-        return None, None, None
-
-
-class _Hook:
-    """A hook of a guarded model. In a copy of the model, or one that was saved whole, it becomes a :class:`_Ghost`."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.call(*arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Ghost, ()
-
-
-class _Ghost:
-    """What is left of a guard in a copy: the copy may be evaluated, averaged and compared, but it does not train."""
-
-    def __call__(self, model: nn.Module, *arguments: Any) -> None:
-        outputs, hint = arguments[-1], "this model is a copy of a guarded one and has no guard: protect it"
-        if isinstance(outputs, Tensor) and outputs.requires_grad and any(p.requires_grad for p in model.parameters()):
-            outputs.register_hook(lambda _: _refuse(hint))  # type: ignore[no-untyped-call]
-
-
-def _check(model: nn.Module, loss: Loss, defense: Defense) -> None:
-    """Refuse what is known before training."""
-    if (
-        not isinstance(model, nn.Module)
-        or not isinstance(defense, Defense)
-        or isinstance(loss, type)
-        or not callable(loss)
-    ):
-        _refuse("a guard takes a torch model, a loss function of outputs and targets, and a defense")
-    if isinstance(model, DistributedDataParallel | DataParallel):
-        _refuse(f"{type(model).__name__} shares gradients before they are defended: protect a model without it")
-    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
-        _refuse("the loss has parameters of its own, which nobody would train: put them into the model")
-    with _lock:
-        guarded = {id(p) for guard in _guards for p in guard._params.values()}
-    for name, p in model.named_parameters():
-        if nn.parameter.is_lazy(p) or not is_plain(p) or id(p) in guarded:
-            _refuse(f"parameter {name!r} has no finite real values yet, or has a guard already: close that one")
-    defense.check(model)
-    if defense.reshapes and not any(isinstance(layer, AddsToLoss) for layer in model.modules()):
-        _refuse("this defense changes the architecture: write model = defense.on_model(model) before the optimizer")
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):  # a copy of a guarded model gets its own guard
-        for key in [key for key, hook in hooks.items() if isinstance(hook, _Ghost)]:
-            del hooks[key]
-
-
-def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """A defense that begins with the examples computes the loss of each alone: nothing else may be in it."""
-    if loss(outputs, targets).requires_grad:
-        _refuse("the loss has a part of its own in parameters, which this defense would lose: use weight_decay")
-    some = min(len(targets), 4)
-    try:
-        whole = loss(outputs[:some], targets[:some])
-        alone = torch.stack([loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(some)]).mean()
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise GradveilError("the loss cannot be computed of one example alone, which this defense needs") from error
-    if not torch.allclose(whole, alone, rtol=1e-3, atol=1e-6, equal_nan=True):
-        _refuse("the loss is not the mean over the examples, which this defense needs: no sums, no class weights")
+        self._draws.use()
 
 
 def _memory(optimizer: Optimizer) -> list[Any]:
-    """What tells an optimizer's state from another: the sum of its bits, tensor by tensor, which needs no copy."""
+    """What tells an optimizer's state from another, without a copy of it."""
     leaves = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]
-    return list(zip([leaf.shape for leaf in leaves], bit_sums(leaves), strict=True))
-
-
-def _refuse(text: str) -> NoReturn:
-    raise GradveilError(text)
+    return [[leaf.shape for leaf in leaves], digests(leaves)]
 
 
 def _before_any_step(optimizer: Optimizer, _arguments: tuple[Any, ...], _keywords: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -85,37 +86,51 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 def differing(trees: Mapping[str, Tensor | None], others: Params) -> list[str]:
-    """The names of ``others`` whose tensors differ bit for bit: NaN equals itself, and 0 is not -0.
-
-    A GPU is asked once for all of them.
-    """
-    alike: Params = {}
+    """The names of ``others`` whose tensors differ bit for bit: NaN equals itself, and 0 is not -0."""
+    odd, alike = [], defaultdict[tuple[torch.device, torch.dtype], list[str]](list)
     for name, other in others.items():
         one = trees.get(name)
-        if one is not None and (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device):
-            alike[name] = one
-    odd = [name for name in others if name not in alike]
-    pairs = {name: (bits_of(one), bits_of(others[name])) for name, one in alike.items()}
-    there = [name for name, (one, _) in pairs.items() if one.device.type != "cpu" and one.numel()]
-    odd += [name for name, (one, other) in pairs.items() if name not in there and not torch.equal(one, other)]
-    for device in {pairs[name][0].device for name in there}:
-        names = [name for name in there if pairs[name][0].device == device]
-        flags = torch.stack([torch.ne(*pairs[name]).any() for name in names]).tolist()
-        odd += [name for name, flag in zip(names, flags, strict=True) if flag]
+        if one is None or (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+            odd.append(name)
+        else:
+            alike[other.device, other.dtype].append(name)
+    for (device, _), names in alike.items():
+        ones, expected = [cast(Tensor, trees[name]).detach() for name in names], [others[name] for name in names]
+        # a GPU joins and compares all tensors before the host has started a kernel for each of them
+        join = torch._C._nn.flatten_dense_tensors
+        if device.type == "cpu" or not _equal(join(ones), join(expected)):
+            odd += [n for n, one, other in zip(names, ones, expected, strict=True) if not _equal(one, other)]
     return odd
 
 
-def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """The sum of the bits of each, by which two states are told apart without a copy. A GPU is asked once."""
-    if not tensors:
-        return []
-    sums = [bits_of(tensor).sum() for tensor in tensors]
-    together = len({total.device for total in sums}) == 1
-    return torch.stack(sums).tolist() if together else [int(total) for total in sums]
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(bits_of(one), bits_of(other))
+
+
+def digests(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers by which two lists of tensors are told apart without a copy.
+
+    On a CPU the sum of the bits of each tensor. A GPU adds up all of one type in one go, each entry with a weight.
+    """
+    sums, alike = [], defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
+    for tensor in tensors:
+        if tensor.device.type == "cpu":
+            sums.append(bits_of(tensor).sum())
+        else:
+            alike[tensor.device, tensor.dtype].append(tensor.detach())
+    for group in alike.values():
+        bits = bits_of(torch._C._nn.flatten_dense_tensors(group)).flatten()
+        sums.append((bits * torch.arange(1, 2 * len(bits), 2, device=bits.device)).sum())
+    return [int(total) for total in sums]
 
 
 def detached(tree: Params) -> Params:
-    return map_each(lambda x: x.detach().clone(), tree)
+    """Copies that no graph knows, in one call: a GPU waits for a host that starts a kernel for each tensor."""
+    copies = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in tree.items()}
+    if copies:
+        with torch.no_grad():
+            torch._foreach_copy_(list(copies.values()), list(tree.values()))
+    return copies
 
 
 def moved(tree: Params, device: torch.device | str) -> Params:

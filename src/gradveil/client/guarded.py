@@ -1,0 +1,107 @@
+"""What a guard puts into a model and its loss, and what it refuses before it does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.trees import is_plain
+from gradveil.core.types import Loss
+from gradveil.defenses import Defense
+from gradveil.models import AddsToLoss, Functional
+
+
+def refuse(text: str) -> NoReturn:
+    raise GradveilError(text)
+
+
+@dataclass(eq=False)
+class Pass:
+    """One forward pass of the guarded model, as far as it has come."""
+
+    outputs: weakref.ref[Tensor]
+    version: int
+    inputs: Tensor
+    model: Functional | None
+    moved: str | None
+    targets: Tensor = field(default_factory=lambda: torch.empty(0))
+    versions: tuple[int, int] = (0, 0)
+    factor: float | None = None
+
+
+class Cut(torch.autograd.Function):
+    """The loss as the loop sees it: its backward pass leaves the gradient to the guard, and to nobody else."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, value: Tensor, take: Callable[[Tensor], None]) -> Tensor:
+        ctx.take = take
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[None, None, None]:
+        ctx.take(factor)
+        return None, None, None
+
+
+class Hook:
+    """A hook of a guarded model. In a copy of the model, or one that was saved whole, it becomes a :class:`Ghost`."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = torch.compiler.disable(call)  # type: ignore[no-untyped-call]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ghost, ()
+
+
+class Ghost:
+    """What is left of a guard in a copy: the copy may be evaluated, averaged and compared, but it does not train."""
+
+    def __call__(self, model: nn.Module, *arguments: Any) -> None:
+        outputs, hint = arguments[-1], "this model is a copy of a guarded one and has no guard: protect it"
+        if isinstance(outputs, Tensor) and outputs.requires_grad and any(p.requires_grad for p in model.parameters()):
+            outputs.register_hook(lambda _: refuse(hint))  # type: ignore[no-untyped-call]
+
+
+def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set[int]) -> None:
+    """Refuse what is known before training. ``guarded`` are the parameters that have a guard, by id."""
+    called = callable(loss) and not isinstance(loss, type)
+    if not (isinstance(model, nn.Module) and isinstance(defense, Defense) and called):
+        refuse("a guard takes a torch model, a loss function of outputs and targets, and a defense")
+    if isinstance(model, DistributedDataParallel | DataParallel):
+        refuse(f"{type(model).__name__} shares gradients before they are defended: protect a model without it")
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        refuse("the loss has parameters of its own, which nobody would train: put them into the model")
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p) or not is_plain(p) or id(p) in guarded:
+            refuse(f"parameter {name!r} has no finite real values yet, or has a guard already: close that one")
+    defense.check(model)
+    if defense.reshapes and not any(isinstance(layer, AddsToLoss) for layer in model.modules()):
+        refuse("this defense changes the architecture: write model = defense.on_model(model) before the optimizer")
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):  # a copy of a guarded model gets its own guard
+        for key in [key for key, hook in hooks.items() if isinstance(hook, Ghost)]:
+            del hooks[key]
+
+
+def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """A defense that begins with the examples computes the loss of each alone: nothing else may be in it."""
+    if loss(outputs, targets).requires_grad:
+        refuse("the loss has a part of its own in parameters, which this defense would lose: use weight_decay")
+    some = min(len(targets), 4)
+    try:
+        whole = loss(outputs[:some], targets[:some])
+        alone = torch.stack([loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(some)]).mean()
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise GradveilError("the loss cannot be computed of one example alone, which this defense needs") from error
+    if not torch.allclose(whole, alone, rtol=1e-3, atol=1e-6, equal_nan=True):
+        refuse("the loss is not the mean over the examples, which this defense needs: no sums, no class weights")
