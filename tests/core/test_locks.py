@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.core.atomic import remove_partial, write_atomically
+from gradveil.core import locks
+from gradveil.core.atomic import open_file, remove_partial, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import LOCK, alone, claimed, holder
 
@@ -112,6 +113,48 @@ def test_a_folder_that_cannot_be_is_one_line(place: str, tmp_path: Path) -> None
     (tmp_path / "taken").touch()
     with pytest.raises(GradveilError, match=f"^cannot use the folder .*{place}: .+$"), claimed(tmp_path / place):
         pytest.fail("held")
+
+
+@pytest.mark.parametrize("kind", ["hard link", "symbolic link", "dangling link", "pipe", "folder"])
+def test_what_stands_in_place_of_a_lock_is_refused_and_stays_as_it_is(kind: str, tmp_path: Path) -> None:
+    other, folder = tmp_path / "other", tmp_path / "folder"
+    folder.mkdir()
+    if kind != "dangling link":
+        other.write_text('{"pid": "somebody"}')
+        other.chmod(0o644)
+    if kind == "hard link":
+        (folder / LOCK).hardlink_to(other)
+    elif kind.endswith("link"):
+        (folder / LOCK).symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(folder / LOCK)
+    else:
+        (folder / LOCK).mkdir()
+    refusal = rf"^cannot use the folder {re.escape(str(folder))}: its \.lock is a link or no plain file; remove it$"
+    with pytest.raises(GradveilError, match=refusal), claimed(folder):
+        pytest.fail("held")
+    assert os.path.lexists(folder / LOCK)
+    if kind == "dangling link":
+        assert not other.exists()
+    else:
+        assert (other.read_text(), other.stat().st_mode & 0o777) == ('{"pid": "somebody"}', 0o644)
+
+
+def test_a_link_that_comes_while_the_lock_is_opened_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.write_text("content")
+
+    def slow(path: Path, flags: int) -> int:
+        path.parent.mkdir()
+        path.hardlink_to(other)
+        return open_file(path, flags)
+
+    monkeypatch.setattr(locks, "open_file", slow)
+    with pytest.raises(GradveilError, match="is a link or no plain file"), claimed(tmp_path / "folder"):
+        pytest.fail("held")
+    assert other.read_text() == "content"
 
 
 def test_a_function_holds_its_folder_while_it_runs(tmp_path: Path) -> None:

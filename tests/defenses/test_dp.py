@@ -162,6 +162,45 @@ def test_known_examples_cost_the_visits_of_the_most_visited_one() -> None:
     assert counts == [1, 1, 1, 2, 3, 4]  # the last: twice in one batch is as much as four steps
 
 
+def test_equal_examples_in_one_batch_count_each_time() -> None:
+    """Where nobody knows which examples they are: three times in one batch is as much as nine steps."""
+    _, step = step_on(examples=4)
+    inputs, labels = step.batch.inputs, step.batch.labels
+
+    def cost(inputs: torch.Tensor, labels: torch.Tensor, **known: Any) -> int:
+        one = replace(step, batch=Batch(inputs, labels), log=Log(), **known)
+        defense = DEFENSES.build("dp:beyond_plan=true,steps=1")
+        defense.prepared(one).on_gradient({}, one)
+        (entry,) = one.log.ledger.state()
+        return int(entry[2])
+
+    thrice = torch.tensor([2, 0, 2, 1, 2, 0])
+    assert cost(inputs, labels) == 1
+    assert cost(inputs[thrice], labels[thrice]) == 9
+    assert cost(inputs[thrice], torch.arange(6)) == 1, "another label, another example"
+    assert cost(inputs[thrice], torch.tensor([5, 0, 5, 1, 6, 0])) == 4
+    nearly = inputs[thrice].clone()
+    nearly[2, 0, 0, 0] += 1e-3
+    assert cost(nearly, labels[thrice]) == 4
+    shuffled = inputs[:1].repeat(2, 1, 1, 1)
+    shuffled[1] = shuffled[1].flip(-1)  # has the same sum of bits
+    assert cost(shuffled, labels[:1].repeat(2)) == 1
+    one_hot = nn.functional.one_hot(labels[thrice], 10).float()
+    assert cost(inputs[thrice], one_hot) == 9
+    assert cost(inputs[thrice], labels[thrice], sample_rate=0.1, expected=4.0) == 1, "records of one secret draw"
+    assert cost(inputs[thrice], labels[thrice], index=torch.arange(6)) == 1, "known to be different ones"
+
+
+def test_copies_count_against_the_plan() -> None:
+    _, step = step_on(examples=1)
+    twice = replace(step, batch=step.batch.take(torch.tensor([0, 0])))
+    defense = DEFENSES.build("dp:steps=3")
+    for one in (defense, defense.prepared(twice)):
+        with pytest.raises(GradveilError, match="4 steps, more than the 3 that are planned"):
+            one.on_gradient({}, twice)
+    assert twice.log.ledger.steps == 0
+
+
 def test_a_chain_counts_as_its_link_does() -> None:
     chain = DEFENSES.build("dp:delta=1e-6,steps=2+sparsify")
     _, step = step_on(examples=2)

@@ -26,7 +26,7 @@ from gradveil.federated import read_training
 from gradveil.threat import Observation, load_observations
 from gradveil.threat.storage import KIND, read_domain
 
-_TAP = re.compile(r"round-(\d+)-client-(\d+)")
+_TAP = re.compile(r"round-(\d+)-client-(\d+)(?:-\d+)?")
 _TRUTH = ".truth.safetensors"
 
 

@@ -8,9 +8,11 @@ Only the cache of public assets may be shared: with ``shared`` the umask decides
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +74,26 @@ def open_file(path: Path, flags: int, *, shared: bool = False) -> int:
     """The descriptor of a file that is made where needed, with its folder: for locks and logs, which are not replaced.
 
     Raises:
-        OSError: if it cannot be made, or if there is a symbolic link in its place.
+        OSError: if it cannot be made, or if something else than a plain file of its own is in its place: a link leads
+            to a file of somebody else.
     """
     if shared:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     _make(path.parent)
-    file = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, _FILE)
+    odd = OSError(errno.EMLINK, f"its {path.name} is a link or no plain file; remove it")
+    try:  # not blocking, because a pipe would wait; emptied only after the look
+        file = os.open(path, flags & ~os.O_TRUNC | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _FILE)
+    except OSError as error:
+        raise odd if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO) else error from None
+    about = os.fstat(file)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(file)
+        raise odd
     with contextlib.suppress(PermissionError):  # a lock that another user made: its mode is theirs
         os.fchmod(file, _FILE)
+    if flags & os.O_TRUNC:
+        os.ftruncate(file, 0)
     return file
 
 
@@ -92,8 +105,10 @@ def _make(folder: Path) -> None:
     for place in reversed(missing):
         try:
             os.mkdir(place, _FOLDER)
-        except OSError:
-            if not place.is_dir():  # otherwise it was there, or another process was first
-                raise
+        except OSError as error:
+            if place.is_dir():  # it was there, or another process was first
+                continue
+            gone = isinstance(error, FileExistsError) and not os.path.lexists(place)
+            raise FileNotFoundError(errno.ENOENT, "it was just removed") if gone else error from None
         else:
             os.chmod(place, _FOLDER)

@@ -26,6 +26,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LOCK = ".lock"
+_LARGEST = 2**20
+"""Bytes of what a holder says of itself: more is not read."""
 _PATIENCE = 1.0
 """Seconds to wait for a lock: a process that was just killed, or one that looks who holds it, needs a moment."""
 
@@ -98,7 +100,7 @@ def holder(folder: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     try:
-        return None if _locked(file, fcntl.LOCK_SH) else _said(folder)  # shared: others may be looking too
+        return None if _locked(file, fcntl.LOCK_SH) else _said(file)  # shared: others may be looking too
     finally:
         os.close(file)
 
@@ -115,9 +117,9 @@ def _acquired(folder: Path, patience: float) -> int:
             raise GradveilError(f"cannot use the folder {folder}: {error.strerror}") from None
         if _locked(file) and _in_place(file, folder / LOCK):
             return file
+        who = _said(file)
         os.close(file)
         if time.monotonic() > deadline:
-            who = _said(folder)
             where = f"process {who.get('pid', 'unknown')} on {who.get('host', 'some machine')}"
             raise GradveilError(f"{folder} is in use already ({where}): wait for it, or choose another folder")
         time.sleep(0.05)
@@ -135,14 +137,14 @@ def _locked(file: int, how: int = fcntl.LOCK_EX) -> bool:
 
 def _in_place(file: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file), path.stat())
+        return os.path.samestat(os.fstat(file), path.lstat())
     except FileNotFoundError:
         return False
 
 
-def _said(folder: Path) -> dict[str, Any]:
+def _said(file: int) -> dict[str, Any]:
     try:
-        said = json.loads((folder / LOCK).read_text())
+        said = json.loads(os.pread(file, _LARGEST, 0))
     except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.streams import Stream
-from gradveil.core.types import Params
+from gradveil.core.trees import bits_of
+from gradveil.core.types import Batch, Params
 from gradveil.defenses.accounting import MOST_STEPS, Guarantee, Ledger, check_delta, check_rate, guarantee
 from gradveil.defenses.base import Defense, Log, Step
 from gradveil.defenses.clip import clipped_mean
@@ -81,7 +82,7 @@ class DP(Defense):
         return _Run(self)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
-        self.enter(step, 1)
+        self.enter(step, 1 if step.sample_rate is not None else _copies(step.batch) ** 2)
         return self.noisy(step)
 
     def enter(self, step: Step, steps: int, *also: Ledger) -> None:
@@ -114,6 +115,20 @@ class DP(Defense):
             )
 
 
+def _copies(batch: Batch) -> int:
+    """How often the most frequent example is in a batch, bit for bit and with its label."""
+    if len(batch) < 2:
+        return 1
+    parts = [bits_of(tensor.reshape(len(batch), -1)) for tensor in (batch.inputs, batch.labels)]
+    sums = torch.stack([part.sum(dim=1, dtype=torch.int64) for part in parts]).sum(dim=0)
+    _, places, times = torch.unique(sums, return_inverse=True, return_counts=True)
+    again = times[places] > 1  # equal examples have equal sums: few rows are compared whole
+    if not again.any():
+        return 1
+    rows = torch.cat([part[again].long() for part in parts], dim=1)
+    return int(torch.unique(rows, dim=0, return_counts=True)[1].max())
+
+
 class _Run(Defense):
     """One local run. Where it is known which examples take part in a step, it costs no more than the most visited."""
 
@@ -124,7 +139,10 @@ class _Run(Defense):
         self.most = 0
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
-        steps = 1 if step.index is None or step.sample_rate is not None else self._further(step.index)
+        if step.sample_rate is not None:
+            steps = 1  # one draw of records: equal ones are different people
+        else:
+            steps = _copies(step.batch) ** 2 if step.index is None else self._further(step.index)
         self.defense.enter(step, steps, self.ledger)
         return self.defense.noisy(step)
 

@@ -6,13 +6,17 @@ Beside each observation, in a file of its own, lies the truth: the private examp
 from __future__ import annotations
 
 import copy
+import itertools
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
 
+from gradveil.core.atomic import open_file
 from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import write_tensors
 from gradveil.core.types import Batch, Domain, Params
@@ -21,6 +25,7 @@ from gradveil.federated.server import State, participants
 from gradveil.threat import observe, save_observations, threat_model
 
 _SPEC = re.compile(r"(\d+|\*)@(\d+|\*)")
+_FILE, _TRUTH = ".safetensors", ".truth.safetensors"
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,55 @@ def taps(spec: str, client: int, number: int) -> bool:
     return parts[1] in ("*", str(client)) and parts[2] in ("*", str(number))
 
 
+def tap_name(round_number: int, client: int) -> str:
+    """What the file of an exchange is called, without its ending."""
+    return f"round-{round_number:04d}-client-{client:04d}"
+
+
+@contextmanager
+def new_name(folder: Path, name: str) -> Iterator[str]:
+    """``name``, or ``name-2`` and so on if the folder has such a tap. While it is written, nobody else gets the name.
+
+    Raises:
+        GradveilError: if nothing can be written into the folder.
+    """
+    for number in itertools.count(1):
+        chosen = name if number == 1 else f"{name}-{number}"
+        mark = folder / f".{chosen}.taken"
+        try:
+            os.close(open_file(mark, os.O_WRONLY | os.O_EXCL))
+        except OSError as error:
+            if isinstance(error, FileExistsError) and folder.is_dir():  # another process is at it
+                continue
+            raise GradveilError(f"cannot write {folder / chosen}: {error.strerror}") from error
+        try:
+            if not any(os.path.lexists(folder / f"{chosen}{ending}") for ending in (_FILE, _TRUTH)):
+                yield chosen
+                return
+        finally:
+            with suppress(OSError):
+                mark.unlink()
+
+
 class Tap:
-    """Saves exchanges of a training into a folder: those that ``wanted`` is true of, by client and round."""
+    """Saves exchanges of a training into a folder: those that ``wanted`` is true of, by client and round.
+
+    A training that is resumed does some rounds again and replaces their taps. Where a stranger counts the rounds,
+    ``overwrite=False`` keeps every tap.
+    """
 
     def __init__(
-        self, case: Training, module: nn.Module, domain: Domain, folder: Path, wanted: Callable[[int, int], bool]
+        self,
+        case: Training,
+        module: nn.Module,
+        domain: Domain,
+        folder: Path,
+        wanted: Callable[[int, int], bool],
+        *,
+        overwrite: bool = True,
     ) -> None:
         self._case, self._module, self._domain, self._folder, self._wanted = case, module, domain, folder, wanted
+        self._overwrite = overwrite
 
     def __call__(self, one: Exchange) -> None:
         if not self._wanted(one.client, one.round_number):
@@ -97,7 +144,8 @@ class Tap:
             defense=self._case.defense,
             threat=threat_model(self._case.threat),
         )
-        name = f"round-{one.round_number:04d}-client-{one.client:04d}"
+        name = tap_name(one.round_number, one.client)
         private = {"inputs": one.batch.inputs, "labels": one.batch.labels, "index": one.index}
-        write_tensors(self._folder / f"{name}.truth.safetensors", "truth", private, {})
-        save_observations(self._folder / f"{name}.safetensors", [seen])
+        with nullcontext(name) if self._overwrite else new_name(self._folder, name) as chosen:
+            write_tensors(self._folder / f"{chosen}{_TRUTH}", "truth", private, {})
+            save_observations(self._folder / f"{chosen}{_FILE}", [seen])

@@ -107,19 +107,44 @@ def _members(sizes: tuple[int, ...], device: torch.device, kind: torch.dtype) ->
 
 
 def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str]) -> Tensor:
-    """[N]: how long the gradient of each problem is, over all of these parameters."""
-    parts = []
+    """[N]: how long the gradient of each problem is, over all of these parameters; infinity where nobody can tell.
+
+    A crafted broadcast can make activations so large and slopes so small that their squares leave float32, or sums of
+    products that nearly cancel. If that may have touched a length, all are computed again in float64. Infinity is for
+    lengths whose square float32 cannot hold, and for gradients that are mostly rounding once summed in float32.
+    """
+    sent = slopes[0].dtype
+    kind = torch.promote_types(sent, torch.float32)
+    square, doubt = _squared_lengths(calls, slopes, problems, names, kind)
+    if not (square.isfinite() & (doubt <= 1e-3 * square + 1e-30)).all():  # false for NaN
+        square, doubt = _squared_lengths(calls, slopes, problems, names, torch.float64)
+        square = torch.where(doubt <= 1e2 * square + 1e-30, square, torch.inf)
+    return square.to(kind).clamp(min=0).sqrt().to(sent)
+
+
+def _squared_lengths(
+    calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str], kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """[N] each: the squared lengths, computed in ``kind``, and how wrong float32 may make them."""
+    parts, doubts = [], []
     for call, slope in zip(calls, slopes, strict=True):
         if not _shown(call, names):
             continue
         if _is_slim(call, problems):
-            d, x = _factors(call, slope, problems)
-            parts.append(_square_of_product(d, x))
+            d, x = (factor.to(kind) for factor in _factors(call, slope, problems))
+            of_d, of_x = d.transpose(1, 2) @ d, x.transpose(1, 2) @ x
+            parts.append((of_d * of_x).sum(dim=(1, 2)))
             parts += [d.sum(dim=2).square().sum(dim=1)] if "bias" in call.parameters else []
+            long_d, long_x = (products.diagonal(dim1=1, dim2=2).sum(dim=1) for products in (of_d, of_x))
+            # Products are rounded in proportion to the lengths of the factors, and vanish below the smallest number.
+            doubts.append(1e-6 * long_d * long_x + torch.finfo(kind).tiny * (long_d + long_x))
+            if kind == torch.float64:  # slopes beside larger activations may underflow when they are scaled down
+                parts.append(torch.where(long_x < 1e60, 0.0, torch.inf))
         else:
             formed = gradients([call], (slope,), problems)
-            parts += [tensor.flatten(1).square().sum(dim=1) for tensor in formed.values()]
-    return torch.stack(parts).sum(0).clamp(min=0).sqrt()
+            parts += [tensor.flatten(1).to(kind).square().sum(dim=1) for tensor in formed.values()]
+    square = torch.stack(parts).sum(0)
+    return square, torch.stack(doubts).sum(0) if doubts else torch.zeros_like(square)
 
 
 def _factors(call: Call, slope: Tensor, problems: int) -> tuple[Tensor, Tensor]:

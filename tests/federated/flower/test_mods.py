@@ -144,6 +144,27 @@ def test_a_recorded_exchange_can_be_attacked(tmp_path: Path) -> None:
     torch.testing.assert_close(found.inputs, DIGITS.batch([0]).inputs, atol=1e-2, rtol=0)
 
 
+def test_a_recorded_exchange_is_not_overwritten(tmp_path: Path) -> None:
+    save = recorded(tmp_path / "taps", module=module(), model=MODEL, domain=DIGITS.domain, recipe=RECIPE)
+    asked(app_with(tap(save)))
+    (first,) = (tmp_path / "taps").iterdir()
+    content = first.read_bytes()
+    assert asked(app_with(tap(save), defended("noise:sigma=1"))).has_content()
+    assert first.read_bytes() == content
+    assert sorted(path.name for path in (tmp_path / "taps").iterdir()) == [
+        "round-0001-client-0000-2.safetensors",
+        "round-0001-client-0000.safetensors",
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_not_named_to_the_server(tmp_path: Path) -> None:
+    (tmp_path / "taps").write_text("a file in the place of the folder")
+    save = recorded(tmp_path / "taps", module=module(), model=MODEL, domain=DIGITS.domain, recipe=RECIPE)
+    reason = str(asked(app_with(tap(save))).error.reason)
+    assert "this node cannot write its tap (File exists)" in reason
+    assert str(tmp_path) not in reason
+
+
 def test_a_mod_does_not_pretend_to_know_labels(tmp_path: Path) -> None:
     known: dict[str, Any] = {"module": module(), "model": MODEL, "domain": DIGITS.domain, "recipe": RECIPE}
     with pytest.raises(GradveilError, match="knows labels, which a mod does not see"):

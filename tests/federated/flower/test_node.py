@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.flower.grids import DirectGrid
+from gradveil.client.local import LocalRun
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
 from gradveil.data import load
@@ -27,6 +28,8 @@ from gradveil.federated.flower import client as clients
 from gradveil.federated.flower.node import VARIABLE, NodeSettings
 from gradveil.federated.flower.records import packed
 from gradveil.federated.flower.spending import SPENT
+from gradveil.federated.tap import new_name
+from gradveil.threat import load_observations
 
 MODEL = "mlp:hidden=16,depth=1"
 RUN: dict[str, Any] = {"data": "mnist-samples", "model": MODEL, "clients": 2, "rounds": 2, "batch-size": 8}
@@ -76,6 +79,8 @@ def test_the_config_goes_over_the_environment_and_that_over_the_code(monkeypatch
         (NODE | {"statistics": "hide"}, "statistics is one of withhold, send"),
         (NODE | {"on-suspicion": "panic"}, "on-suspicion is one of train, warn, refuse"),
         (NODE | {"repeatable": "yes"}, "repeatable is true or false"),
+        (NODE | {"min-batch": 0}, "min-batch is a number of examples from 1, not 0"),
+        (NODE | {"min-batch": True}, "min-batch is a number of examples from 1, not True"),
         (NODE | {"max-epsilon": 3.0}, "max-epsilon needs a defense with an epsilon"),
         (NODE | {"defense": "dp", "max-epsilon": 3.0}, "max-epsilon needs a folder"),
         (NODE | {"defense": "dp", "max-epsilon": -1}, "max-epsilon is a number above 0"),
@@ -254,6 +259,64 @@ def test_any_number_of_a_round_is_answered(number: Any, tmp_path: Path) -> None:
     assert {path.parent for path in tmp_path.rglob("*.safetensors")} <= {tmp_path / "node" / "taps"}
 
 
+# How local batches are cut
+
+
+def sizes(run: dict[str, Any], node: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Message, list[int]]:
+    """A node's reply to a run, and on how many of its 40 examples it took each step."""
+    taken: list[int] = []
+    plain = LocalRun.wanted
+
+    def counted(self: LocalRun, model: Any, examples: slice) -> Any:
+        taken.append(len(self.inputs[examples]))
+        return plain(self, model, examples)
+
+    monkeypatch.setattr(LocalRun, "wanted", counted)
+    return asked(DirectGrid([client_app()] * 2, RUN | run, NODE | node)), taken
+
+
+@pytest.mark.parametrize(
+    ("run", "node", "expected"),
+    [
+        ({"batch-size": 13}, {}, [13] * 3),
+        ({"batch-size": 39}, {}, [39]),
+        ({"batch-size": 39, "epochs": 2}, {"repeatable": True}, [39] * 2),
+        ({"batch-size": 19}, {}, [19, 19, 2]),
+        ({"batch-size": 19}, {"min-batch": 3}, [19, 19]),
+        ({"batch-size": 13}, {"min-batch": 1}, [13, 13, 13, 1]),
+        ({"batch-size": "none"}, {}, [40]),
+        ({"batch-size": 13, "algorithm": "fedsgd"}, {}, [13]),
+        ({"batch-size": 9}, {"batch-size": 1}, [1] * 40),
+        ({"batch-size": 9}, {"batch-size": 13}, [13] * 3),
+    ],
+)
+def test_no_batch_size_leaves_one_example_over(
+    run: dict[str, Any], node: dict[str, Any], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply, taken = sizes(run, node, monkeypatch)
+    assert taken == expected
+    count = expected[0] if "algorithm" in run else sum(expected) // run.get("epochs", 1)
+    assert reply.content["metrics"]["num-examples"] == count
+
+
+@pytest.mark.parametrize(
+    ("run", "node"),
+    [
+        ({"batch-size": 8}, {"min-batch": 9}),
+        ({"batch-size": 8, "algorithm": "fedsgd"}, {"min-batch": 9}),
+        ({"batch-size": "none"}, {"min-batch": 41}),
+        ({}, {"batch-size": 1, "min-batch": 2}),
+        ({}, {"examples": 2}),
+    ],
+)
+def test_a_node_whose_batches_are_all_too_small_does_not_train(
+    run: dict[str, Any], node: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply, taken = sizes(run, node, monkeypatch)
+    assert "the min-batch of this node" in str(reply.error.reason)
+    assert taken == []
+
+
 # What is drawn
 
 
@@ -326,6 +389,34 @@ def test_a_tap_that_cannot_be_written_ends_the_run(tmp_path: Path, caplog: pytes
     assert str(tmp_path) not in str(raised.value)
     assert f"cannot write {tmp_path / 'node' / 'taps'}" in caplog.text
     assert not read_training(tmp_path / "server")["complete"]
+
+
+def test_a_round_that_comes_again_overwrites_no_tap(tmp_path: Path) -> None:
+    node = NODE | {"tap": "*@*", "out": str(tmp_path)}
+    names = [f"round-0001-client-0000{again}" for again in ("", "-2", "-3")]
+    before: dict[str, bytes] = {}
+    for _ in names:  # in one run, and in another that comes later
+        reply = asked(DirectGrid([client_app()] * 2, RUN, node))
+        after = {path.name: path.read_bytes() for path in (tmp_path / "taps").iterdir()}
+        assert {name: after[name] for name in before} == before
+        (name,) = {path for path in after.keys() - before.keys() if not path.endswith(".truth.safetensors")}
+        (seen,) = load_observations(tmp_path / "taps" / name)
+        sent = {name: left(reply)[name] - tensor for name, tensor in seen.sent.items()}
+        assert torch.allclose(flat(seen.reply), flat(sent), atol=1e-6), "it is what has just left"
+        before = after
+    assert set(before) == {f"{name}{ending}" for name in names for ending in (".safetensors", ".truth.safetensors")}
+
+
+def test_taps_that_are_written_at_once_get_names_of_their_own(tmp_path: Path) -> None:
+    with new_name(tmp_path, "tap") as one, new_name(tmp_path, "tap") as other:
+        assert (one, other) == ("tap", "tap-2")
+        (tmp_path / "tap-2.safetensors").touch()
+        with pytest.raises(GradveilError, match="tap-3"), new_name(tmp_path, "tap") as third:
+            raise GradveilError(third)
+    assert [path.name for path in tmp_path.iterdir()] == ["tap-2.safetensors"]
+    (tmp_path / "tap.truth.safetensors").symlink_to("nowhere")
+    with new_name(tmp_path, "tap") as fourth:
+        assert fourth == "tap-3"
 
 
 def test_a_run_that_may_go_on_without_a_node_says_so_at_its_end(

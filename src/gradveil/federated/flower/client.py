@@ -129,6 +129,8 @@ def _train(mods: Sequence[Mod], site: Site, message: Message, context: Context) 
     # Nobody else may know which examples stood together in a step, and the server knows every seed that it was told.
     order = None if settings.repeatable else Stream.secret().permutation(share)
     batch, index = federation.examples(site.client, number, order)
+    kept = _trained_on(len(batch), settings)
+    batch, index = batch.take(slice(kept)), index[:kept]
 
     def trained(message: Message, context: Context) -> Message:
         federation.state = state_of(tensors_of(message.content), federation.state)
@@ -153,7 +155,8 @@ def _train(mods: Sequence[Mod], site: Site, message: Message, context: Context) 
         if settings.out is not None:
             sent, update = state_of(one.sent, federation.state), one.update(case.recipe)
             reply = {name: update[name] for name in sent.params}
-            saved = Tap(case, federation.module, federation.train.domain, settings.out / "taps", named)
+            place = settings.out / "taps"
+            saved = Tap(case, federation.module, federation.train.domain, place, named, overwrite=False)
             saved(Exchange(one.round_number, one.client, sent, reply, batch, index))
 
     look = inspected(
@@ -166,6 +169,22 @@ def _train(mods: Sequence[Mod], site: Site, message: Message, context: Context) 
     for mod in reversed((tap(save), checked, *mods, look)):
         call = partial(_around, mod, call)
     return call(message, context)
+
+
+def _trained_on(count: int, settings: NodeSettings) -> int:
+    """How many of the examples are trained on: a last batch below ``min-batch`` is left out of the round.
+
+    Whoever chooses the batch size could otherwise have one example left over, and with it the gradient of one person.
+    The order is drawn anew in each round, so that no example is left out for good.
+    """
+    size = min(settings.training.batch_size or count, count)
+    if size < settings.min_batch:
+        raise GradveilError(
+            f"a local batch would have fewer than {settings.min_batch} examples, the min-batch of this node: choose a "
+            "larger batch-size, or set min-batch on the node if its share is that small"
+        )
+    rest = count % size
+    return count - rest if rest < settings.min_batch else count
 
 
 def _around(mod: Mod, inner: ClientAppCallable, message: Message, context: Context) -> Message:

@@ -86,6 +86,8 @@ class NodeSettings:
     """Whether the node tells the server how good a model is on its own examples."""
     max_epsilon: float | None = None
     """Under dp: a reply that would bring what the node has spent above this does not leave."""
+    min_batch: int = 2
+    """The fewest examples of one local step: the node leaves a smaller last batch out."""
     repeatable: bool = False
     """Whether orders and the draws of defenses follow from the node's seed: for simulations."""
     out: Path | None = None
@@ -99,6 +101,8 @@ class NodeSettings:
         for name in ("evaluate", "repeatable"):
             if type(getattr(self, name)) is not bool:
                 raise GradveilError(f"{name} is true or false, not {shown(getattr(self, name))}")
+        if type(self.min_batch) is not int or self.min_batch < 1:
+            raise GradveilError(f"min-batch is a number of examples from 1, not {shown(self.min_batch)}")
         bound = self.max_epsilon
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float) or not bound > 0):
             raise GradveilError(f"max-epsilon is a number above 0, not {shown(bound)}")
@@ -177,6 +181,8 @@ def read_node(
             f"in {VARIABLE}"
         )
     given["defense"] = _defense(own, asked)
+    if own.get("batch-size") == 1:  # a node that says so wants single examples
+        given.setdefault("min_batch", 1)
     if run_config.get("seed", 0) != own.get("seed", 0):
         log(WARNING, "this node deals and holds out by its own seed: for a simulation, set that of the run on it too")
     for key in _MAY_BE_NONE & {key.replace("_", "-") for key in given}:

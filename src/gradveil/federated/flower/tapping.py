@@ -14,13 +14,13 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
-from gradveil.core.atomic import make_folder
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import scaled, subtract
 from gradveil.core.types import Domain, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.federated.flower.mods import INSIDE, fails_closed, of_training
 from gradveil.federated.flower.records import EXAMPLES, fitted, place_of, round_number, tensors_of, writing
+from gradveil.federated.tap import new_name, tap_name
 from gradveil.threat import Knowledge, Observation, save_observations, threat_model
 
 
@@ -78,7 +78,7 @@ def recorded(
     defense: str = "none",
     threat: str = "C",
 ) -> Callable[[Passed], None]:
-    """Writes each exchange into a file of its own, as this threat model's adversary has it.
+    """Writes each exchange into a new file of its own, as this threat model's adversary has it.
 
     ``model`` is the spec of ``module``, or the import path that builds it. ``defense`` is what the client uses, by
     whatever means. The adversary gets the number of examples if it may know it, and never labels or statistics: these
@@ -111,7 +111,7 @@ def recorded(
             defense=spelled if Knowledge.DEFENSE in adversary.knows else None,
             reshaped=reshaped,
         )
-        make_folder(folder)
-        save_observations(folder / f"round-{one.round_number:04d}-client-{one.client:04d}.safetensors", [seen])
+        with new_name(folder, tap_name(one.round_number, one.client)) as name:
+            save_observations(folder / f"{name}.safetensors", [seen])
 
     return save
