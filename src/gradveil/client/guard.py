@@ -33,12 +33,16 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
+from gradveil.defenses.accounting import Ledger
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
 
 _TREES = ("parameters", "broadcast", "buffers", "trained_buffers")
+_UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _CHECKPOINT = {*_TREES, "round", "step", "run", "history", "defense", "optimizers"}
 _lock = threading.Lock()
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+_ledgers: weakref.WeakKeyDictionary[nn.Module, Ledger] = weakref.WeakKeyDictionary()
+"""Privacy that was spent on a model: who protects it again, for a round say, goes on counting."""
 _left: weakref.WeakKeyDictionary[Optimizer, list[Any]] = weakref.WeakKeyDictionary()
 """What optimizers remembered when a guard let go of them: defended gradients and nothing else."""
 
@@ -82,7 +86,8 @@ class Guard:
         with _lock:
             guarded = {id(p) for guard in _guards for p in guard._params.values()}
         check_arguments(model, loss, defense, guarded)
-        self.log = Log()
+        with _lock:
+            self.log = Log(_ledgers.setdefault(model, Ledger()))
         """What the defense reported, such as how often it fell back, and its ledger of privacy."""
         self._model, self._loss, self._defense, self._rng = model, loss, defense, Stream.secret()
         self._params: Params = dict(model.named_parameters())
@@ -97,7 +102,7 @@ class Guard:
         self._ever = False
         self._taking, self._stepping, self._round, self._replaced = False, 0, 0, Params()
         self._buffers: Params = {}
-        self._begin(broadcast={})
+        self._begin(broadcast=dict(model.named_buffers()))
         self.use(*optimizers)
         before, after = Hook(self._before_forward), Hook(self._after_forward)
         self._hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
@@ -110,7 +115,7 @@ class Guard:
         for optimizer in optimizers or [None]:
             while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
                 optimizer = inner  # of a wrapper, which steps this one
-            if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+            if not isinstance(optimizer, Optimizer) or isinstance(optimizer, _UNFIT):
                 refuse("a guard takes torch optimizers that step without a closure, such as SGD or Adam")
             self._held(optimizer)
             states[optimizer] = memory = _memory(optimizer)
@@ -125,6 +130,8 @@ class Guard:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss given to :func:`protect`, plus what layers of the model add to it. Only its gradient is stepped."""
+        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+            refuse("guard.loss takes one tensor of outputs and one of targets")
         adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
         # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
         total = self._loss(outputs, targets) if len(targets) else outputs.sum()
@@ -170,12 +177,14 @@ class Guard:
 
         ``statistics`` sends buffers as training left them. No defense covers those: they may name the examples.
         """
-        update, buffers = self.update(), dict(self._model.named_buffers()) if statistics else self._buffers
-        sent = {id(p): self._broadcast[name] + update[name] for name, p in self._params.items()}
-        own = self._model.state_dict(keep_vars=True)  # with tied parameters under all their names
-        return detached(
-            {n: sent.get(id(t), buffers.get(n, t)) for n, t in own.items() if id(t) in sent or n in buffers}
-        )
+        update, named = self.update(), {id(p): name for name, p in self._params.items()}
+        own = {name: named[id(p)] for name, p in self._model.named_parameters(remove_duplicate=False)}  # tied ones too
+        sent = {name: self._broadcast[first] + update[first] for name, first in own.items()}
+        buffers = dict(self._model.named_buffers()) if statistics else self._buffers
+        first = {id(buffer): name for name, buffer in self._model.named_buffers()}
+        shared = {n: first[id(b)] for n, b in self._model.named_buffers(remove_duplicate=False)}
+        state = self._model.state_dict()  # without buffers that are not persistent
+        return detached(sent | {n: buffers[one] for n, one in shared.items() if one in buffers and n in state})
 
     def gradient(self) -> Params:
         """The defended gradient by name, for loops that send gradients: before the step ``p.grad`` is still bare."""
@@ -192,6 +201,11 @@ class Guard:
         own = self._model.state_dict()
         if not isinstance(broadcast, Mapping) or not self._params.keys() <= broadcast.keys() <= own.keys():
             refuse("a broadcast maps all names of the model's parameters, and of its buffers at will, to tensors")
+        # statistics of this client's own training, with which a loop completed a broadcast, are not the server's
+        mine = {n: own[n] for n in broadcast.keys() & self._buffers.keys() if n in differing(own, self._buffers)}
+        mine = {n: b for n, b in mine.items() if isinstance(broadcast[n], Tensor) and not differing(broadcast, {n: b})}
+        states = {n for n in broadcast if n.rpartition(".")[2] == "_extra_state"}  # of layers, not tensors
+        broadcast = {n: sent for n, sent in broadcast.items() if n not in mine.keys() | states}
         for name, sent in broadcast.items():
             whole = name not in self._params and isinstance(sent, Tensor) and sent.dtype == own[name].dtype
             if not (is_plain(sent) or whole) or sent.is_meta or sent.shape != own[name].shape:
@@ -216,7 +230,7 @@ class Guard:
         return {name: detached(tree) for name, tree in zip(_TREES, trees, strict=True)} | {
             "round": self._round, "step": self._step, "defense": repr(links_of(self._defense)),
             "run": self.log.ledger.run, "history": self.log.ledger.history(),
-            "optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in self._states],
+            "optimizers": [(type(one).__name__, copy.deepcopy(one.state_dict())) for one in self._states],
         }  # fmt: skip
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
@@ -228,10 +242,13 @@ class Guard:
         self._ready("guard.restore", after_update=True)
         if not isinstance(checkpoint, Mapping) or checkpoint.keys() != _CHECKPOINT:
             refuse("guard.restore takes what guard.checkpoint gave")
-        shapes = {name: tensor.shape for name, tensor in checkpoint["parameters"].items()}
-        if checkpoint["defense"] != repr(links_of(self._defense)) or len(checkpoint["optimizers"]) != len(self._states):
-            refuse("the checkpoint is of another defense, or of another number of optimizers")
-        if shapes != {name: p.shape for name, p in self._params.items()}:
+        self.log.ledger.recall(checkpoint["history"])  # first: whatever fails below, what was spent stays spent
+        kinds = [kind for kind, _ in checkpoint["optimizers"]]
+        if checkpoint["defense"] != repr(links_of(self._defense)) or kinds != [type(o).__name__ for o in self._states]:
+            refuse("the checkpoint is of another defense, or of other optimizers")
+        live = [dict(self._params), dict(self._params), self._buffers, dict(self._model.named_buffers())]
+        shapes = [{name: tensor.shape for name, tensor in checkpoint[tree].items()} for tree in _TREES]
+        if shapes != [{name: tensor.shape for name, tensor in tree.items()} for tree in live]:
             refuse("the checkpoint is of another model")
         if self._update is not None and (checkpoint["run"], checkpoint["round"]) == (self.log.ledger.run, self._round):
             refuse("the update of this round has left, and a round has one: call guard.new_round(broadcast)")
@@ -239,10 +256,9 @@ class Guard:
         self._begin(checkpoint["broadcast"] | checkpoint["buffers"])
         self._model.load_state_dict(checkpoint["parameters"] | checkpoint["trained_buffers"], strict=False)
         self._kept = detached(self._params)
-        self.log.ledger.recall(checkpoint["history"])
         self._round, self._step = checkpoint["round"], checkpoint["step"]
         self._ever = self._ever or self._step > 0 or self._round > 1
-        for optimizer, state in zip(list(self._states), checkpoint["optimizers"], strict=True):
+        for optimizer, (_, state) in zip(list(self._states), checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(state)
             self._states[optimizer] = _memory(optimizer)
 
@@ -273,7 +289,8 @@ class Guard:
         """A round starts from what the model holds now. Buffers that the server did not send are those it sent last."""
         self._kept, self._broadcast = detached(self._params), detached(self._params)
         now = detached(dict(self._model.named_buffers()))
-        self._buffers = {n: b if n in broadcast else self._buffers.get(n, b) for n, b in now.items()}
+        known = broadcast.keys() | self._buffers.keys()  # others came with training and are not the server's
+        self._buffers = {n: b if n in broadcast else self._buffers[n] for n, b in now.items() if n in known}
         self._prepared, self._update, self._pending = None, None, []
         self._step, self._round = 0, self._round + 1
         for p in self._params.values():
@@ -286,7 +303,8 @@ class Guard:
     def _ready(self, where: str, *, after_update: bool = False) -> None:
         if self not in _guards:
             refuse(f"{where}: this guard is closed")
-        if self._stepping not in (0, threading.get_ident()):
+        alive = {thread.ident for thread in threading.enumerate()}  # a thread that failed in a step holds up nobody
+        if self._stepping in alive - {threading.get_ident()}:
             refuse(f"{where}: another thread is stepping the model")
         if self._update is not None and not after_update:
             refuse(f"{where}: the update of this round has left: call guard.new_round(broadcast) before you train on")
@@ -297,9 +315,16 @@ class Guard:
         for name in now.keys() | self._params.keys():
             if now.get(name) is not self._params.get(name):
                 return f"parameter {name!r} was replaced or added after protect ({where}): protect the model again"
-        moved = differing(self._params, self._kept)
-        hint = "only guarded steps may move it. Load what the server sent with guard.new_round(broadcast)"
-        return f"parameter {moved[0]!r} moved without the guard ({where}): {hint}" if moved else None
+        if moved := differing(self._params, self._kept):
+            hint = "only guarded steps may move it. Load what the server sent with guard.new_round(broadcast)"
+            return f"parameter {moved[0]!r} moved without the guard ({where}): {hint}"
+        if self._guaranteed:  # what a buffer keeps of earlier examples would have a part in later steps; counters may
+            buffers = dict(self._model.named_buffers())
+            counters = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
+            sent = {name: buffer for name, buffer in self._buffers.items() if name not in counters}
+            if changed := differing(buffers, sent) + sorted(buffers.keys() - self._buffers.keys()):
+                return f"buffer {changed[0]!r} changed in training, which this defense cannot cover: keep it fixed"
+        return None
 
     def _compare(self, where: str) -> None:
         if moved := self._moved(where):
@@ -308,10 +333,10 @@ class Guard:
     def _compare_gradients(self, where: str, held: set[int] | None = None) -> bool:
         """Whether the gradients are those that the guard gave; False if the loop took them away. Others are refused."""
         now = {name: p.grad for name, p in self._params.items() if held is None or id(p) in held}
-        odd = differing(now, {name: want for name, want in self._gradients.items() if name in now})
-        odd += [name for name, g in now.items() if name not in self._gradients and g is not None and g.any()]
-        left = any(gradient is not None and gradient.any() for gradient in now.values()) if odd else False
-        if odd and left:
+        given = {name: want for name, want in self._gradients.items() if name in now} if self._passes else {}
+        odd = differing(now, given)
+        odd += [name for name, g in now.items() if name not in given and g is not None and g.any()]
+        if odd and any(gradient is not None and gradient.any() for gradient in now.values()):
             refuse(
                 f"the gradient of {odd[0]!r} is not the one that guard.loss gave ({where}): call zero_grad(), then "
                 "guard.loss(...).backward() alone: no penalty beside it, no clipping by hand, no GradScaler"
@@ -337,22 +362,28 @@ class Guard:
         self._last: tuple[Tensor, Functional | None, str | None] = (arguments[0], None, self._moved("model(inputs)"))
         if self._last[2]:
             return None  # evaluation with gradients does no harm: guard.loss refuses it
-        inputs, plain = self._defense.on_inputs(arguments[0], self._rng), self._mirror.function()
+        given = arguments[0]
+        inputs = self._defense.on_inputs(given, self._rng) if len(given) else given
+        plain = self._mirror.function()
         used = self._defense.on_forward(plain, len(inputs), self._rng)
         changed = {name: buffer for name, buffer in used.buffers.items() if buffer is not plain.buffers[name]}
         self._replaced = {name: self._model.get_buffer(name) for name in changed}
         set_buffers(self._model, changed)
         hint = "inputs that need a gradient would take the bare one past the guard: detach them"
-        self._last = (inputs, used, hint if arguments[0].requires_grad else None)
-        return (inputs,), {}
+        self._last = (inputs, used, hint if given.requires_grad else None)
+        # many models fail on no examples, which Poisson sampling may draw: one of zeros stands in, and is cut off again
+        return (inputs if len(inputs) else inputs.new_zeros(1, *inputs.shape[1:]),), {}
 
-    def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> None:
-        if torch.is_grad_enabled():
-            if not isinstance(outputs, Tensor):
-                refuse(f"a guarded model returns one tensor of outputs, not {type(outputs).__name__}")
-            inputs, function, moved = self._last
-            self._pending = [each for each in self._pending if each.outputs() is not None]
-            self._pending.append(Pass(weakref.ref(outputs), outputs._version, inputs.detach(), function, moved))
+    def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return None
+        if not isinstance(outputs, Tensor):
+            refuse(f"a guarded model returns one tensor of outputs, not {type(outputs).__name__}")
+        inputs, function, moved = self._last
+        outputs = outputs if len(inputs) or moved else outputs[:0]
+        self._pending = [each for each in self._pending if each.outputs() is not None]
+        self._pending.append(Pass(weakref.ref(outputs), outputs._version, inputs.detach(), function, moved))
+        return outputs
 
     def _outside(self, _gradient: Tensor) -> None:
         if not self._taking:
@@ -372,19 +403,26 @@ class Guard:
         seen.factor, self._taking = float(factor), True
         wanted = {name: p for name, p in self._params.items() if p.requires_grad}
         try:
-            gradients = torch.autograd.grad(total, list(wanted.values()), factor, allow_unused=True)
+            found = torch.autograd.grad(total, list(wanted.values()), factor, allow_unused=True)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
             raise GradveilError("guarded models checkpoint with use_reentrant=False") from error
         finally:
             self._taking = False
+        gradients: Sequence[Tensor | None] = found
+        total_gradient = Params()
         for (name, p), gradient in zip(wanted.items(), gradients, strict=True):
+            if gradient is None and self._guaranteed:
+                gradient = torch.zeros_like(p)  # which parameters a batch does not reach tells of its examples
             if gradient is not None:
-                p.grad = gradient.to_dense() if p.grad is None else p.grad + gradient.to_dense()
-                self._gradients[name] = p.grad
-        self._gradients = detached(self._gradients)
+                total_gradient[name] = gradient.to_dense() if p.grad is None else p.grad + gradient.to_dense()
+        kept = detached(total_gradient)
+        # the loop gets its gradient last: where memory runs out before that, a step finds none that is not defended
         self._passes.append(seen)
+        self._gradients |= kept
+        for name, gradient in total_gradient.items():
+            self._params[name].grad = gradient
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if optimizer not in self._states:

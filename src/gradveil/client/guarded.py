@@ -80,6 +80,8 @@ def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set
         refuse("a guard takes a torch model, a loss function of outputs and targets, and a defense")
     if isinstance(model, DistributedDataParallel | DataParallel):
         refuse(f"{type(model).__name__} shares gradients before they are defended: protect a model without it")
+    if isinstance(model, torch.jit.ScriptModule) or not any(p.requires_grad for p in model.parameters()):
+        refuse("the model is compiled by torch.jit, or has no parameter to train: protect a plain one that has")
     if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
         refuse("the loss has parameters of its own, which nobody would train: put them into the model")
     for name, p in model.named_parameters():

@@ -51,7 +51,12 @@ class Client:
             raise GradveilError("a client takes a torch model, a defense, and a function that makes its optimizer")
         reshaped = not built.reshapes or any(isinstance(layer, AddsToLoss) for layer in model.modules())
         self._model = copy.deepcopy(model) if reshaped else built.on_model(model)
-        self._optimizer = optimizer([p for p in self._model.parameters() if p.requires_grad])
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        if not trained:
+            raise GradveilError(
+                "the model has no parameter to train: call requires_grad_(True) on those that it should"
+            )
+        self._optimizer = optimizer(trained)
         self._guard = Guard(self._model, [self._optimizer], loss, built)
 
     def start(self, broadcast: Mapping[str, Tensor]) -> None:
