@@ -216,9 +216,45 @@ def test_two_calls_draw_noise_of_their_own() -> None:
     assert all((first[name] - second[name]).abs().max() > 1 for name in SECRET)
 
 
-def test_equal_tensors_get_noise_of_their_own() -> None:
-    sent = gradveil.defend_update({"w": SECRET["w"], "again": SECRET["w"]}, defense="noise:sigma=100")
-    assert (sent["w"] - sent["again"]).abs().max() > 1
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output, self.other = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False), nn.Linear(8, 50)
+        self.output.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize("defense", ["noise:sigma=100", "clip:bound=1+noise:sigma=100", "sparsify:rate=0.5"])
+def test_tied_weights_are_sent_equal_so_that_a_mean_over_their_names_holds_all_noise(defense: str) -> None:
+    model = Tied()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p))
+    for update in (model.state_dict(), {name: t - before[name] for name, t in model.state_dict().items()}):
+        sent = gradveil.defend_update(update, defense=defense)
+        assert sent.keys() == update.keys()
+        assert torch.equal(sent["embedding.weight"], sent["output.weight"])
+        assert sent["embedding.weight"].data_ptr() != sent["output.weight"].data_ptr()
+        assert (sent["embedding.weight"] - sent["other.weight"]).abs().max() > 0.1
+
+
+def test_tied_weights_are_clipped_as_the_one_tensor_that_they_are() -> None:
+    sent = gradveil.defend_update({"w": SECRET["w"], "again": SECRET["w"].clone()}, defense="clip:bound=1")
+    assert sent["w"].norm().item() == pytest.approx(1, rel=1e-5)
+    assert torch.equal(sent["w"], sent["again"])
+
+
+def test_tensors_that_are_nearly_equal_get_noise_of_their_own() -> None:
+    for other in (SECRET["w"].nextafter(torch.ones(())), SECRET["w"].double(), SECRET["w"].flip(0), SECRET["w"].T):
+        sent = gradveil.defend_update({"w": SECRET["w"], "other": other}, defense="noise:sigma=100")
+        assert (sent["w"].flatten() - sent["other"].flatten()).abs().max() > 1
+
+
+def test_zeros_get_noise_of_their_own() -> None:
+    """Equal noise would show that both layers did not train."""
+    zeros = {"w": torch.zeros(3, 4), "v": torch.zeros(3, 4)}
+    sent = gradveil.defend_update(zeros, defense="noise:sigma=100")
+    assert (sent["w"] - sent["v"]).abs().max() > 1
 
 
 def test_entries_of_one_expanded_tensor_get_noise_of_their_own() -> None:

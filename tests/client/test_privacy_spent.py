@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import os
+import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,6 +124,25 @@ def test_restoring_twice_counts_once() -> None:
     for _ in range(2):
         again.guard.restore(kept)
     assert again.spent == pytest.approx(loop.spent)
+
+
+def test_rounds_that_train_in_forks_add_up_in_the_process_that_restores_them(tmp_path: Path) -> None:
+    loop, reference, file = Loop(), Loop(), tmp_path / "checkpoint.pt"
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(60)
+                loop.step()
+                torch.save(loop.guard.checkpoint(), file)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        loop.guard.restore(torch.load(file, weights_only=True))
+        file.unlink()
+        loop.guard.new_round(loop.broadcast)
+        reference.step()
+        assert loop.spent == reference.spent > 0
 
 
 def test_an_optimizer_made_anew_starts_no_new_account() -> None:

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gradveil.core import locks
-from gradveil.core.atomic import open_file, remove_partial, write_atomically
+from gradveil.core.atomic import make_folder, open_file, remove_partial, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import LOCK, alone, claimed, holder
 
@@ -106,6 +108,39 @@ def test_many_that_come_and_go_never_hold_it_together(tmp_path: Path) -> None:
         list(visitors.map(visit, range(60)))
     assert most == 1
     assert list(tmp_path.rglob(LOCK)) == []
+
+
+def test_a_folder_that_comes_and_goes_between_two_looks_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes it at first, and makes or removes it after each look, as in the test above at times."""
+    folder, mkdir, looks = tmp_path / "folder", os.mkdir, {name: getattr(os, name) for name in ("stat", "lstat")}
+
+    def removed(path: Path, mode: int) -> None:
+        monkeypatch.setattr(os, "mkdir", mkdir)
+        raise FileExistsError(f"{path} was there when it was to be made with {mode}")
+
+    def look(name: str, path: Any, **named: Any) -> os.stat_result:
+        try:
+            found: os.stat_result = looks[name](path, **named)
+        except FileNotFoundError:
+            if path == folder:
+                mkdir(path)
+            raise
+        if path == folder:
+            os.rmdir(path)
+        return found
+
+    monkeypatch.setattr(os, "mkdir", removed)
+    for name in looks:
+        monkeypatch.setattr(os, name, partial(look, name))
+    make_folder(folder)
+
+
+def test_a_link_to_nowhere_in_place_of_a_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(GradveilError, match=r"^cannot make the folder .*link: File exists$"):
+        make_folder(tmp_path / "link")
 
 
 @pytest.mark.parametrize("place", ["taken", "taken/below"])

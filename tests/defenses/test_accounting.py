@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import itertools
 import json
 import logging
 import math
+import os
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -214,6 +217,13 @@ def test_epsilon_is_a_number_whatever_was_entered(entries: list[tuple[float, flo
     assert epsilon <= without_sampling.spent(delta)
 
 
+def test_sampling_never_costs_more_not_even_by_a_rounding_error() -> None:
+    """At rate 1 steps of one sigma are one entry, sampled at two rates they are two: both must add up alike."""
+    for first, second in itertools.product(range(1, 5), repeat=2):
+        sampled = ledger_of((1e-110, 0.5, first), (1e-110, 0.25, second)).spent(1e-5)
+        assert sampled == ledger_of((1e-110, 1.0, first + second)).spent(1e-5)
+
+
 @pytest.mark.parametrize(
     ("entry", "accountant"),
     [
@@ -266,6 +276,106 @@ def test_threads_lose_no_step() -> None:
     for thread in threads:
         thread.join()
     assert ledger.state() == [[1.1, 1.0, 16_000]]
+
+
+def in_a_fork(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> Any:
+    """What a function returns in a forked process, by way of JSON, as a checkpoint would be handed back."""
+    reader, writer = os.pipe()
+    child = fork()
+    if child == 0:
+        try:
+            signal.alarm(20)  # in case that it waits for a lock
+            os.write(writer, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(found)
+
+
+def history_after(ledger: Ledger, steps: int) -> object:
+    ledger.add(1.1, 1.0, steps)
+    return ledger.history()
+
+
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["by Python", "behind Python's back"])
+def test_steps_of_forks_count_in_the_process_that_made_them(fork: Callable[[], int]) -> None:
+    """Each round trains in a process of its own, and the parent goes on from its checkpoint."""
+    ledger = Ledger()
+    ledger.add(2.0, 1.0)
+    for number in range(1, 4):
+        history = in_a_fork(lambda: history_after(ledger, 10), fork)
+        for _ in range(2):  # the second time it counts no more
+            ledger.recall(history)
+        assert ledger.state() == [[1.1, 1.0, 10 * number], [2.0, 1.0, 1]]
+
+
+def test_forks_of_one_process_and_forks_of_forks_all_count_in_another_process() -> None:
+    ledger, other = ledger_of((1.1, 1.0, 5)), Ledger()
+    run = ledger.run
+
+    def forked() -> object:
+        ledger.add(1.1, 1.0, 10)
+        return [in_a_fork(lambda: history_after(ledger, 100)), history_after(ledger, 1000), ledger.run]
+
+    grandchild, child, of_child = in_a_fork(forked)
+    sibling, of_sibling = in_a_fork(lambda: [history_after(ledger, 10_000), ledger.run])
+    assert ledger.run == run
+    assert len({run, of_child, of_sibling}) == 3
+    for history in (grandchild, sibling, child, ledger.history()):
+        other.recall(history)
+    assert other.state() == [[1.1, 1.0, 11_115]]
+
+
+def test_a_fork_that_does_nothing_and_an_older_history_change_nothing() -> None:
+    ledger = ledger_of((1.1, 1.0, 5))
+    before = ledger.history()
+    ledger.add(1.1, 1.0, 5)
+    ledger.recall(in_a_fork(ledger.history))
+    ledger.recall(before)
+    assert ledger.state() == [[1.1, 1.0, 10]]
+
+
+def test_what_a_history_says_of_the_own_run_counts_if_it_is_more() -> None:
+    ledger = ledger_of((1.1, 1.0, 5))
+    ledger.recall({ledger.run: [[1.1, 1.0, 7], [2.0, 1.0, 1]]})
+    assert ledger.state() == [[1.1, 1.0, 7], [2.0, 1.0, 1]]
+
+
+def test_a_fork_waits_for_no_thread_of_its_parent() -> None:
+    ledger, stop = Ledger(), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            ledger.add(1.1, 1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            history = in_a_fork(lambda: [ledger.run, history_after(ledger, 3)])
+            assert history[1][history[0]] == [[1.1, 1.0, 3]]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_threads_of_a_fork_share_one_run() -> None:
+    ledger = Ledger()
+
+    def forked() -> object:
+        threads = [threading.Thread(target=ledger.add, args=(1.1, 1.0)) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return ledger.history()
+
+    assert [list(steps) for steps in in_a_fork(forked).values()] == [[[1.1, 1.0, 50]]]
 
 
 def test_counting_is_silent(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Protocol
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
@@ -41,19 +43,23 @@ class Draws:
             dataset: the examples.
             rate: the probability that an example is in a batch.
             steps: the number of batches; default: as many as one pass over the data takes on average.
+
+        Raises:
+            GradveilError: if these are no such arguments, or if the data set holds an example twice.
         """
+        _check(dataset, rate, steps)
+        rate = float(rate)
+        return self._batches(dataset, rate, math.ceil(min(1 / rate, 2**62)) if steps is None else int(steps))
+
+    def _batches(self, dataset: Examples, rate: float, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         size = len(dataset)
-        if not 0 < rate <= 1 or size == 0:
-            raise GradveilError(f"sampling needs examples and a rate above 0 and at most 1, not {size} and {rate}")
         try:
-            for _ in range(math.ceil(1 / rate) if steps is None else steps):
+            for _ in range(steps):
                 if self._size not in (None, -1):
-                    raise GradveilError(
-                        "a batch of guard.sample had no step: take one on each batch, on empty ones too"
-                    )
+                    raise GradveilError("a batch of sample had no step: take one on each batch, on empty ones too")
                 drawn = self._rng.words(size) & (2**62 - 1)
                 chosen = (drawn < int(rate * 2**62)).nonzero().flatten().tolist()
-                inputs, targets = default_collate([dataset[place] for place in chosen or [0]])
+                inputs, targets = _collated([dataset[place] for place in chosen or [0]])
                 self._rate, self._expected, self._size = rate, rate * size, len(chosen)
                 yield inputs[: len(chosen)], targets[: len(chosen)]
         finally:
@@ -61,12 +67,74 @@ class Draws:
 
     def check(self, count: int) -> tuple[float | None, float | None]:
         """The rate and the expected size of the batch that these examples are; None where they were not drawn here."""
+        if self._size == -1:
+            raise GradveilError(
+                "a loop over sample is still open, and its batch had its step: take the next batch from it, or finish "
+                "or close() it before a step on other examples"
+            )
         if self._size not in (None, count):
             raise GradveilError(
-                f"guard.sample drew {self._size} examples and {count} went backward: take one step on each batch"
+                f"sample drew {self._size} examples and {count} went backward: take one step on each batch, "
+                "or close() the loop over sample"
             )
         return self._rate, self._expected
 
     def use(self) -> None:
         """A step was taken on the batch: a second one would be no new draw."""
         self._size = None if self._size is None else -1
+
+
+def _check(dataset: object, rate: object, steps: object) -> None:
+    """Raise, in one line that says what to do, if batches cannot be drawn."""
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not 0 < cast(float, rate) <= 1:
+        shown = repr(rate) if isinstance(rate, numbers.Real) else f"a {type(rate).__name__}"
+        raise GradveilError(
+            f"the rate is a number above 0 and at most 1, the share of examples in a batch, not {shown}"
+        )
+    if steps is not None and (not isinstance(steps, numbers.Integral) or steps < 0):
+        shown = repr(steps) if isinstance(steps, numbers.Real) else f"a {type(steps).__name__}"
+        raise GradveilError(f"steps is the number of batches, a whole number, not {shown}")
+    if isinstance(dataset, DataLoader):
+        raise GradveilError("sample draws the batches itself: give it the data set, loader.dataset, not a DataLoader")
+    places = _places(dataset, {})
+    if len(places) == 0:
+        raise GradveilError("sample needs examples, and this data set has none")
+    if isinstance(dataset, Subset | ConcatDataset) and len(set(places.tolist())) < len(places):
+        raise GradveilError(
+            "the data set holds an example several times (repeated indices of a Subset, or one data set twice in a "
+            "ConcatDataset), which would cost more privacy than is counted: give each example once"
+        )
+
+
+def _places(dataset: Any, known: dict[int, int]) -> Tensor:
+    """[len]: a number for each example, the same where it is the same place of the same data set."""
+    if isinstance(dataset, Subset):
+        return _places(dataset.dataset, known)[torch.tensor([int(i) for i in dataset.indices], dtype=torch.int64)]
+    if isinstance(dataset, ConcatDataset):
+        return torch.cat([_places(part, known) for part in dataset.datasets])
+    numbered = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
+    if isinstance(dataset, IterableDataset | Mapping | str) or not numbered:
+        raise GradveilError(
+            "sample needs a data set with a length and examples by number, such as a TensorDataset or a list of pairs, "
+            f"not {type(dataset).__name__}"
+        )
+    return torch.arange(len(dataset)) + known.setdefault(id(dataset), len(known)) * 2**40
+
+
+def _collated(examples: list[Any]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets side by side. No message quotes an example, which is private."""
+    odd = next((one for one in examples if not isinstance(one, tuple | list) or len(one) != 2), None)
+    if odd is not None:
+        what = f"{type(odd).__name__} of {len(odd)}" if isinstance(odd, tuple | list | dict) else type(odd).__name__
+        raise GradveilError(f"an example is a pair of an input and a target, not a {what}: return such pairs")
+    try:
+        inputs, targets = default_collate(examples)
+    except (TypeError, RuntimeError, ValueError, KeyError) as error:
+        kinds = " and ".join(type(part).__name__ for part in examples[0])
+        raise GradveilError(
+            f"examples of {kinds} do not fit into one batch: make them tensors or numbers, all of one size and type"
+        ) from error
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        kinds = " and ".join(type(part).__name__ for part in examples[0])
+        raise GradveilError(f"an example is one tensor or number as input and one as target, not {kinds}")
+    return inputs, targets

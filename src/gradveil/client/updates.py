@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.trees import is_plain
+from gradveil.core.trees import differing, digests, is_plain
 from gradveil.core.types import Params
 from gradveil.defenses import DEFENSES, Defense, Log, Transform, check_result, links_of
 
@@ -30,8 +31,26 @@ def check_transforms(defense: Defense) -> list[Transform]:
     return found
 
 
+def tied(tree: Params) -> dict[str, str]:
+    """For each name whose tensor stands under an earlier name too, bit for bit: that name.
+
+    Such are tied weights in a ``state_dict()``. After a subtraction they no longer share their storage.
+    """
+    found, alike = {}, defaultdict[tuple[object, ...], list[str]](list)
+    for name, tensor in tree.items():
+        earlier = alike[tensor.shape, tensor.dtype, tensor.device, *digests([tensor])]
+        first = next((one for one in earlier if not differing({"": tree[one]}, {"": tensor})), None)
+        if first is None:
+            earlier.append(name)
+        else:
+            found[name] = first
+    return found
+
+
 def defend_update(update: Mapping[str, Tensor], *, defense: str | Defense) -> Params:
     """What to send instead of an update or gradient by name. Whole numbers, such as counters, pass as they are.
+
+    Tensors that are equal bit for bit, such as tied weights, are defended once and sent equal.
 
     Args:
         update: tensors by name; all of floating point are defended together.
@@ -54,11 +73,17 @@ def defend_update(update: Mapping[str, Tensor], *, defense: str | Defense) -> Pa
             raise GradveilError(f"{name!r} cannot be defended: it is not a dense tensor of finite real numbers")
     if not moving:
         raise GradveilError("the update holds no tensor of floating point: nothing of it would be defended")
+    # With noise of its own under each name, a mean over the names of tied weights would hold less noise. Tensors that
+    # are equal by chance are sent equal too, which shows no more than that. Zeros get noise of their own: equal ones
+    # would show which layers did not train, and a mean over them shows nothing but zero.
+    twins = tied({name: tensor for name, tensor in moving.items() if tensor.any()})
+    moving = {name: tensor for name, tensor in moving.items() if name not in twins}
     rng, log, hidden = Stream.secret(), Log(), moving
     for link in links:
         hidden = link.transform(hidden, rng, log)
         check_result(hidden, moving)
-    return {
-        name: hidden[name].detach().to(tensor.dtype) if name in hidden else tensor.detach().clone()
-        for name, tensor in update.items()
-    }
+    sent: Params = {}
+    for name, tensor in update.items():
+        defended = hidden.get(twins.get(name, name))
+        sent[name] = tensor.detach().clone() if defended is None else defended.detach().to(tensor.dtype, copy=True)
+    return sent

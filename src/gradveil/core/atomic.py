@@ -21,6 +21,8 @@ from gradveil.core.errors import GradveilError
 _FILE, _FOLDER = 0o600, 0o700
 _RANDOM = 8 * "[0-9a-f]"
 """What the name of a file ends in while it is written, as a pattern."""
+_TRIES = 1000
+"""To make a folder that others make and remove."""
 
 
 def write_atomically(path: Path, content: bytes, *, shared: bool = False) -> None:
@@ -103,12 +105,29 @@ def _make(folder: Path) -> None:
     while missing[-1] != missing[-1].parent and not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
     for place in reversed(missing):
+        if not any(_made(place) for _ in range(_TRIES)):
+            raise FileNotFoundError(errno.ENOENT, "it is removed again and again")
+
+
+def _made(place: Path) -> bool:
+    """Whether the folder is there now. It is not if another process had it and removed it: then try again.
+
+    One look decides: between two of them the folder may go and come again, so that they contradict each other.
+    """
+    try:
+        os.mkdir(place, _FOLDER)
+    except OSError as error:
         try:
-            os.mkdir(place, _FOLDER)
-        except OSError as error:
-            if place.is_dir():  # it was there, or another process was first
-                continue
-            gone = isinstance(error, FileExistsError) and not os.path.lexists(place)
-            raise FileNotFoundError(errno.ENOENT, "it was just removed") if gone else error from None
-        else:
-            os.chmod(place, _FOLDER)
+            found = os.lstat(place).st_mode
+        except OSError as unseen:
+            if isinstance(error, FileExistsError) and isinstance(unseen, FileNotFoundError):
+                return False
+            raise error from None
+        if not stat.S_ISDIR(found) and not (stat.S_ISLNK(found) and place.is_dir()):
+            raise
+        return True
+    try:
+        os.chmod(place, _FOLDER)
+    except FileNotFoundError:
+        return False
+    return True

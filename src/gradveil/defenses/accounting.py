@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import secrets
 import threading
 from collections import Counter
@@ -53,7 +54,7 @@ class Guarantee:
 
 
 class Ledger:
-    """The noisy steps that were taken on one client's data. Safe to use from several threads.
+    """The noisy steps that were taken on one client's data. Safe to use from several threads, and after a fork.
 
     >>> ledger = Ledger()
     >>> ledger.add(1.1, 0.01, steps=600)
@@ -63,45 +64,50 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.run = secrets.token_hex(8)
-        """Names the process that adds to this ledger, so that its steps are never counted twice."""
-        self._runs: dict[str, dict[tuple[float, float], int]] = {self.run: {}}
-        self._lock = threading.Lock()
+        self._runs: dict[str, dict[tuple[float, float], int]] = {}
+        self._processes: dict[int, tuple[str, threading.Lock]] = {}
+        self._process()  # now: forks that are made before the first step tell this process from theirs
 
     def add(self, sigma: float, sample_rate: float, steps: int = 1) -> None:
         """Enter steps with noise of ``sigma`` times what one example can change."""
         sigma, sample_rate, steps = _checked(sigma, sample_rate, steps)
         if steps:
-            with self._lock:
-                own = self._runs[self.run]
+            run, lock = self._process()
+            with lock:
+                own = self._runs.setdefault(run, {})
                 own[sigma, sample_rate] = own.get((sigma, sample_rate), 0) + steps
 
     def history(self) -> dict[str, list[list[float | int]]]:
         """The steps of each run that had a part in a training, for a checkpoint."""
-        with self._lock:
+        with self._process()[1]:
             return {
                 run: [[*key, steps] for key, steps in sorted(own.items())] for run, own in self._runs.items() if own
             }
 
     def recall(self, history: object) -> None:
-        """Take in what a checkpoint says of other runs: what was spent stays spent, and counts once.
+        """Take in what a checkpoint says of all runs: what was spent stays spent, and counts once.
 
         Raises:
             GradveilError: if this is not what :meth:`history` gave.
         """
         if not isinstance(history, dict) or not all(isinstance(run, str) for run in history):
             raise GradveilError(f"a privacy history maps runs to their steps, not {_shown(history)}")
-        restored = {run: Ledger.restored(state) for run, state in history.items() if run != self.run}
-        with self._lock:
-            for run, ledger in restored.items():
+        restored = {run: Ledger.restored(state)._entries() for run, state in history.items()}
+        with self._process()[1]:
+            for run, entries in restored.items():
                 known = self._runs.setdefault(run, {})
-                for key, steps in ledger._runs[ledger.run].items():
-                    known[key] = max(steps, known.get(key, 0))
+                for sigma, sample_rate, steps in entries:
+                    known[sigma, sample_rate] = max(steps, known.get((sigma, sample_rate), 0))
 
     def merge(self, other: Ledger) -> None:
         """Enter all steps of another ledger that were taken on the same data."""
         for sigma, sample_rate, steps in other._entries():
             self.add(sigma, sample_rate, steps)
+
+    @property
+    def run(self) -> str:
+        """Names the process that adds to this ledger, so that its steps are never counted twice."""
+        return self._process()[0]
 
     @property
     def steps(self) -> int:
@@ -137,8 +143,19 @@ class Ledger:
             ledger.add(*entry)
         return ledger
 
+    def _process(self) -> tuple[str, threading.Lock]:
+        """The run and the lock of this process.
+
+        A fork gets its own of both: under its parent's run its steps would be taken for those of the parent, and a
+        thread that held the lock is not there to release it. ``setdefault`` is one step, so threads get the same.
+        """
+        number = os.getpid()
+        return self._processes.get(number) or self._processes.setdefault(
+            number, (secrets.token_hex(8), threading.Lock())
+        )
+
     def _entries(self) -> tuple[Entry, ...]:
-        with self._lock:
+        with self._process()[1]:
             total: Counter[tuple[float, float]] = Counter()
             for own in self._runs.values():
                 total.update(own)
@@ -204,7 +221,10 @@ def _counted(entries: tuple[Entry, ...], delta: float) -> Guarantee:
 
 def _gaussian(entries: tuple[Entry, ...], delta: float) -> float:
     """Exact, with every step at rate 1: together such steps are one Gaussian mechanism with noise 1 / mu."""
-    mu = math.hypot(*(math.sqrt(steps) / sigma for sigma, _, steps in entries))
+    total: Counter[float] = Counter()  # by sigma: whatever the rates of steps, their sum is rounded in the same way
+    for sigma, _, steps in entries:
+        total[sigma] += steps
+    mu = math.hypot(*(math.sqrt(steps) / sigma for sigma, steps in total.items()))
     if mu > 1000:  # beyond what the exact formula can compute; that of concentrated privacy (Bun and Steinke, 2016)
         return mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
     if mu < 1e-300:

@@ -91,6 +91,26 @@ def test_draws_are_new_for_every_reply() -> None:
     assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 5 / one.numel() ** 0.5
 
 
+@pytest.mark.parametrize("apart", [0.0, 0.5], ids=["as they are", "with other values under each name"])
+def test_tied_weights_leave_equal_whatever_the_server_sent(apart: float) -> None:
+    """Two names with noise of their own would let the server halve the noise's variance by their mean."""
+    trained = torch.randn(30, 20)
+
+    def tied(state: Params) -> Params:
+        return {**state, "first": trained, "second": trained.clone()}
+
+    sent = {**module().state_dict(), "first": torch.zeros(30, 20), "second": torch.full((30, 20), apart)}
+    app = ClientApp()
+
+    @app.train(mods=[defended("noise:sigma=1")])
+    def train(message: Message, _context: Context) -> Message:
+        return Message(RecordDict({"arrays": ArrayRecord(tied(module().state_dict()))}), reply_to=message)
+
+    found = left(asked(app, sent))
+    assert torch.equal(found["first"], found["second"])
+    assert float((found["first"] - trained).std()) == pytest.approx(1, rel=0.2)
+
+
 def test_counters_and_evaluation_pass_a_defense() -> None:
     app = app_with(defended("noise:sigma=1", statistics="send"), checked, spec="convnet:width=1")
     sent = module("convnet:width=1").state_dict()

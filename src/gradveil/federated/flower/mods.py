@@ -22,7 +22,7 @@ from torch import nn
 
 from gradveil.client import defend_update, inspect
 from gradveil.client.client import OnSuspicion
-from gradveil.client.updates import check_transforms
+from gradveil.client.updates import check_transforms, tied
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import add, subtract
 from gradveil.core.types import Batch, Domain, Params, Recipe
@@ -138,8 +138,12 @@ def defended(defense: str | Defense, *, statistics: Statistics = "withhold") -> 
             return reply
         local = fitted(unpacked(arrays_of(reply.content)), sent)
         update, withheld = _split(sent, local, statistics)
-        hidden = defend_update(update, defense=built)
+        # Tied weights leave equal. They are found by what leaves: a server may send other values under each name, so
+        # that the differences are not equal, and a mean over the names would hold less noise.
+        twins = tied({name: local[name] for name, tensor in update.items() if tensor.any()})
+        hidden = defend_update({name: t for name, t in update.items() if name not in twins}, defense=built)
         leaving = local | withheld | add({name: sent[name] for name in hidden}, hidden)
+        leaving |= {name: leaving[first] for name, first in twins.items()}
         leaving |= {n: t.clamp(min=0) for n, t in leaving.items() if n.endswith("running_var")}  # noise can go below 0
         reply.content[next(iter(reply.content.array_records))] = packed(fitted(leaving, sent))
         return reply
