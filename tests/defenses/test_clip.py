@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.trees import norm, scaled
-from gradveil.core.types import Params, Recipe
-from gradveil.defenses import DEFENSES, Log, clip, shared
+from gradveil.core.trees import norm, scaled, subtract
+from gradveil.core.types import Batch, Params, Recipe
+from gradveil.defenses import DEFENSES, Log, Step, clip, shared
 from gradveil.joint import UnsupportedError
+from gradveil.models import Functional
 from steps import SAMPLES, in_double, step_of, step_on
 
 
@@ -153,6 +157,317 @@ def test_every_example_is_clipped_alone_however_the_model_lays_them_out(layout: 
         right = step.example_gradients()[name]
         assert (tensor - right).norm() <= 1e-9 * right.norm() + 1e-12
         assert (found[name] - expected[name]).norm() <= 1e-9 * expected[name].norm() + 1e-12
+
+
+class Scaled(nn.Module):
+    """Rounds to the 16 bits that the largest entry of the whole batch leaves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = x.detach().abs().amax() / 32767
+        return x + ((x / step).round() * step - x).detach()
+
+
+class Frames(nn.Module):
+    """One network on each frame of [n, time, features]: as many calls as frames, or time before examples."""
+
+    def __init__(self, *, calls: bool) -> None:
+        super().__init__()
+        self.calls, self.net = calls, nn.Sequential(nn.Linear(1024, 1100), nn.ReLU(), nn.Linear(1100, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.calls:
+            return torch.stack([self.net(frame) for frame in x.unbind(1)]).mean(0)
+        rows: Tensor = self.net(x.transpose(0, 1).flatten(0, 1))
+        return rows.unflatten(0, (x.shape[1], -1)).mean(0)
+
+
+class DeadBranch(nn.Module):
+    """A parameter that seems to have an axis for the batch, in a branch behind a layer of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.last, self.gate = nn.Linear(1024, 1100), nn.Linear(1100, 10), nn.Linear(1100, 1100)
+        self.mix = nn.Parameter(torch.randn(1, 1100, 1100) / 20)
+        nn.init.zeros_(self.gate.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x).relu()
+        outputs: Tensor = self.last(h + self.gate(h @ self.mix[0]))
+        return outputs
+
+
+def loud(n: int, *shape: int) -> Batch:
+    """Examples of which the first is much larger than others, and has another label."""
+    rng = torch.Generator().manual_seed(1)
+    inputs, labels = torch.rand(n, *shape, generator=rng), torch.zeros(n, dtype=torch.long)
+    inputs[0] *= 1e4
+    labels[0] = 1
+    return Batch(inputs, labels)
+
+
+def moved(step: Step, bound: float) -> float:
+    """How far the first example moves the sum of clipped gradients, in bounds."""
+    rest = replace(step, batch=step.batch.take(slice(1, None)))
+    whole = scaled(clip.clipped_mean(step, bound), len(step.batch) / bound)
+    return float(norm(subtract(whole, scaled(clip.clipped_mean(rest, bound), len(rest.batch) / bound))))
+
+
+def large(first: nn.Module) -> nn.Module:
+    return nn.Sequential(first, nn.Linear(1024, 1100), nn.ReLU(), nn.Linear(1100, 10))
+
+
+def test_no_example_reaches_others_through_a_layer_of_ones_own() -> None:
+    torch.manual_seed(0)
+    _, step = step_of(large(Scaled()), loud(16, 1024))
+    shared.network_of(step)  # the rules serve it, so that gradients are not formed
+    assert moved(step, 1.0) <= 1.0001
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_inputs_of_another_shape_may_pass_the_layers_in_another_way(calls: bool) -> None:
+    torch.manual_seed(0)
+    _, step = step_of(Frames(calls=calls), loud(2, 1, 1024))
+    clip.clipped_mean(step, 0.01)
+    assert moved(replace(step, batch=loud(8, 16, 1024)), 0.01) <= 1.0001
+    one = clip.clipped_mean(replace(step, batch=loud(1, 16, 1024)), 0.01)
+    assert float(norm(one)) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_a_branch_that_is_dead_at_first_is_judged_alive() -> None:
+    torch.manual_seed(0)
+    _, step = step_of(DeadBranch(), loud(8, 1024))
+    clip.clipped_mean(step, 0.01)
+    alive = replace(step, params={**step.params, "gate.weight": torch.randn(1100, 1100)})
+    assert moved(alive, 0.01) <= 1.001
+    few = replace(alive, batch=loud(3, 1024))
+    found, right = shared.Examples(few).gradients(few.batch), few.example_gradients()
+    assert float(norm(subtract(found, right))) <= 1e-4 * float(norm(right))
+
+
+class DeadAround(Around):
+    """Goes around a layer only where a factor is not zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.factor.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        factor = self.factor(torch.ones_like(x[:, :1]))
+        outputs: Tensor = self.last((self.first(x) + factor * (x.flip(1) @ self.first.weight.T)).relu())
+        return outputs
+
+
+def test_rules_are_judged_beside_the_parameters_as_well() -> None:
+    torch.manual_seed(0)
+    _, step = step_of(DeadAround(), SAMPLES.batch(range(2)))
+    with pytest.raises(UnsupportedError, match="rules do not give"):
+        shared.network_of(step)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_sums_are_not_rounded_under_autocast(own: bool) -> None:
+    """Neither under that of the caller, nor where the model switches its own on."""
+
+    class Half(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=own):
+                return super().forward(x)
+
+    torch.manual_seed(0)
+    batch = loud(256, 1024)
+    batch.inputs[1:] = batch.inputs[1] + 0.01 * batch.inputs[1:]
+    batch.inputs[0] *= 1e-4
+    _, step = step_of(Half(nn.Linear(1024, 1100), nn.Tanh(), nn.Linear(1100, 10)), batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert moved(step, 1.0) <= 1.0001
+        assert all(g.dtype == torch.float32 for g in clip.clipped_mean(step, 1.0).values())
+
+
+def test_a_large_model_that_keeps_its_outputs_shares_its_weights() -> None:
+    class Kept(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = super().forward(x)
+            return self.kept
+
+    _, step = step_of(Kept(nn.Linear(1024, 1100), nn.ReLU(), nn.Linear(1100, 10)), loud(3, 1024))
+    for _ in range(2):
+        step.gradient()
+        shared.network_of(step)
+
+
+def test_an_example_whose_length_is_unknown_is_formed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it sent all others another way, it would move them by what the two ways differ in."""
+    torch.manual_seed(0)
+    batch, formed, sizes = loud(5, 1024), clip._formed, []
+    batch.inputs[0] *= 1e30
+    _, step = step_of(large(nn.Identity()), batch)
+    monkeypatch.setattr(clip, "_formed", lambda part, bound: sizes.append(len(part.batch)) or formed(part, bound))
+    assert moved(step, 1.0) <= 1.0001
+    assert sizes == [1]
+
+
+class Positions(nn.Module):
+    """A layer for each position, of which short inputs reach the first ones."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(nn.Linear(1024, width) for _ in range(3))
+        self.last = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        each = [layer(x[:, place]) for place, layer in enumerate(self.each) if place < x.shape[1]]
+        outputs: Tensor = self.last(torch.stack(each).mean(0).relu())
+        return outputs
+
+
+@pytest.mark.parametrize(("width", "way"), [(600, "shared"), (20, "vmap"), (20, "loop")])
+def test_parameters_that_no_example_reaches_get_noise_alone(
+    width: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    _, step = step_of(Positions(width), loud(4, 2, 1024))
+    if way == "shared":
+        shared.network_of(step)
+    if way == "loop":
+        monkeypatch.setattr(Step, "example_gradients", refusing_vmap)
+    mean = clip.clipped_mean(step, 1.0)
+    assert list(mean) == list(step.params)
+    assert not mean["each.2.weight"].any()
+    assert mean["each.1.weight"].any()
+    sent = DEFENSES.build("dp:sigma=2,bound=1").on_gradient(mean, step)
+    assert sent["each.2.weight"].std().item() == pytest.approx(2 / 4, rel=0.02)
+
+
+def refusing_vmap(*_: object) -> NoReturn:
+    raise RuntimeError("vmap cannot do it")
+
+
+class Recurrent(nn.Module):
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.body, self.last = make(), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.body(x)[0].mean(1))
+        return outputs
+
+
+class Odd(nn.Module):
+    """What vmap does not do: recomputed parts, a branch by the data, and a memory of the examples before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.before = nn.Linear(4, 6), nn.Linear(6, 10), 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, self.before = x + self.before, self.before + 1e3
+        h: Tensor = checkpoint(self.first, x.flip(1) if x.mean() > 0.5 else x, use_reentrant=False)
+        outputs: Tensor = self.last(h.mean(1))
+        return outputs
+
+
+LOOPED = {
+    "gru": lambda: Recurrent(lambda: nn.GRU(4, 6, batch_first=True)),
+    "rnn": lambda: Recurrent(lambda: nn.RNN(4, 6, batch_first=True)),
+    "odd": Odd,
+}
+
+
+@pytest.mark.parametrize("model", LOOPED)
+def test_models_that_vmap_cannot_do_go_one_example_after_another(model: str) -> None:
+    torch.manual_seed(0)
+    module, batch = LOOPED[model](), Batch(torch.rand(5, 3, 4), torch.arange(5))
+    step = replace(step_on("lenet", examples=1)[1], model=Functional(module, train_mode=None), batch=batch)
+    step = replace(step, params=step.model.params)
+    singles = [shared.one_by_one(step, batch.take(slice(i, i + 1))) for i in range(5)]
+    each = clip.Examples(step).gradients(batch)
+    for name, tensor in each.items():
+        assert torch.equal(tensor, torch.cat([one[name] for one in singles]))
+    outside = module.train()(batch.inputs[:1])
+    right = torch.autograd.grad(step.loss(outside, batch.labels[:1]), list(module.parameters()))
+    for tensor, expected in zip(each.values(), right, strict=True):
+        assert torch.allclose(tensor[0], expected, atol=1e-6)
+    lengths = clip.example_norms(each)
+    assert moved(step, float(lengths.min()) / 2) <= 1.0001
+
+
+class Keeping(nn.Module):
+    """Keeps an output of its last pass, as some do with attention weights to look at; GRUs do not go through vmap."""
+
+    def __init__(self, *, gru: bool) -> None:
+        super().__init__()
+        self.body, self.last = nn.GRU(4, 6, batch_first=True) if gru else None, nn.Linear(6 if gru else 4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x.mean(1) if self.body is None else self.body(x)[0].mean(1)
+        self.kept = self.last(self.kept)
+        return self.kept
+
+
+@pytest.mark.parametrize("gru", [False, True])
+def test_a_model_that_keeps_its_outputs_is_no_trouble(gru: bool) -> None:
+    torch.manual_seed(0)
+    gradient, step = step_of(Keeping(gru=gru), Batch(torch.rand(5, 3, 4), torch.arange(5)))
+    for _ in range(2):
+        found = clip.clipped_mean(step, 1e9)
+        assert all(torch.allclose(found[name], tensor, atol=1e-6) for name, tensor in gradient.items())
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True), nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.body(x, x, x)[0].mean(1))
+        return outputs
+
+
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(x.reshape(5, 12))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Attention, "draws random numbers.*eval mode"),
+        (lambda: Recurrent(lambda: nn.LSTM(4, 6, num_layers=2, dropout=0.1, batch_first=True)), "draws random"),
+        (Fixed, "one example alone cannot be taken"),
+    ],
+)
+def test_what_cannot_be_done_for_one_example_is_said_in_one_line(make: Callable[[], nn.Module], message: str) -> None:
+    batch = Batch(torch.rand(5, 3, 4), torch.arange(5))
+    step = replace(step_on("lenet", examples=1)[1], model=Functional(make().train(), train_mode=None), batch=batch)
+    with pytest.raises(GradveilError, match=message):
+        clip.clipped_mean(replace(step, params=step.model.params), 1.0)
+
+
+class OneHot(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2000, 600), nn.Linear(600, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = nn.functional.one_hot(x.long(), 2000).float().mean(1)
+        outputs: Tensor = self.last(self.first(rows).relu())
+        return outputs
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+def test_whole_numbers_go_through_a_large_model(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 2000, (4, 5), generator=torch.Generator().manual_seed(0)).to(dtype)
+    _, step = step_of(OneHot(), Batch(tokens, torch.arange(4)))
+    found, right = clip.clipped_mean(step, 1e9), step.gradient()
+    assert float(norm(subtract(found, right))) <= 1e-4 * float(norm(right))
 
 
 def test_examples_in_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

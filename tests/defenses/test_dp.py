@@ -16,7 +16,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import norm, scaled, subtract
 from gradveil.core.types import Batch, Recipe
-from gradveil.defenses import DEFENSES, Log, Step, accounting, clip, shared
+from gradveil.defenses import DEFENSES, Log, Step, accounting, clip, dp, shared
 from gradveil.defenses.accounting import Ledger, guarantee
 from steps import SAMPLES, step_on
 
@@ -342,3 +342,11 @@ def test_an_example_that_a_crafted_broadcast_makes_infinite_does_not_show(model:
 def test_half_precision_cannot_be_bounded(dtype: torch.dtype) -> None:
     with pytest.raises(GradveilError, match="float32"):
         DEFENSES.build("dp").check(nn.Linear(2, 2).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_sum_in_half_precision_is_not_sent(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, step = step_on(examples=2)
+    monkeypatch.setattr(dp, "clipped_mean", lambda step, _: {n: p.to(dtype) for n, p in step.params.items()})
+    with pytest.raises(GradveilError, match="half precision"):
+        DEFENSES.build("dp").on_gradient({}, step)

@@ -59,6 +59,20 @@ def test_what_cannot_be_told_is_infinite_and_never_short() -> None:
     assert found(torch.full((3, 8, 64), torch.nan), drawn(3, 8, 48)).isinf().all()
 
 
+def test_an_extreme_problem_does_not_change_the_length_of_others() -> None:
+    x, d = drawn(3, 5, 64), drawn(3, 5, 48)
+    alone = found(x, d)
+    x[0] *= 1e25
+    assert torch.equal(found(x, d)[1:], alone[1:])
+
+
+def test_two_calls_with_one_parameter_are_refused() -> None:
+    """The length of a sum is not that of its parts."""
+    calls, slopes = passes(drawn(3, 5, 64), drawn(3, 5, 48))
+    with pytest.raises(joint.UnsupportedError, match="two calls"):
+        moments.lengths(calls * 2, slopes * 2, 3, {"fc.weight": None, "fc.bias": None}.keys())
+
+
 def test_an_example_without_a_gradient_has_length_zero() -> None:
     assert (found(drawn(3, 5, 64), torch.zeros(3, 5, 48)) == 0).all()
 
@@ -94,7 +108,7 @@ def test_no_broadcast_makes_an_example_longer_than_the_bound(
 ) -> None:
     torch.manual_seed(0)
     _, step = step_of(Loud(before, after), SAMPLES.batch(range(1)))
-    shared._judged[step.model.module] = {tuple(step.params): ""}  # which the layer rules cover
+    shared._judged[step.model.module] = {shared.kind_of(step): ""}  # which the layer rules cover
     ways, bound, formed = [], 1e-3, clip._formed
     monkeypatch.setattr(clip, "_formed", lambda *given: ways.append("formed") or formed(*given))
     assert not float(norm(step.gradient())) < 2 * bound, "it is longer, or beyond numbers"

@@ -247,3 +247,35 @@ def test_the_given_module_is_not_edited() -> None:
     SharedNetwork(module, dict(module.named_parameters()), train_mode=True)
     assert [type(layer) for layer in module.modules()] == before
     assert all(p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_separate_problems_have_the_gradients_of_shared_ones(model: str, train: bool) -> None:
+    module = models.build(model, SAMPLES.domain, seed=0)
+    sent = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    batch, found = SAMPLES.batch(range(4)), []
+    for kind in (SharedNetwork, joint.SeparateNetwork):
+        inputs = batch.inputs.double().unflatten(0, (2, 2)).requires_grad_()
+        network = kind(module.double(), {name: p.double() for name, p in sent.items()}, train_mode=train)
+        _, calls, slopes = network.derived(nn.functional.cross_entropy, inputs, batch.labels.unflatten(0, (2, 2)))
+        found.append(joint.gradients(calls, slopes, 2))
+    for name, expected in found[0].items():
+        assert (found[1][name] - expected).norm() <= 1e-4 * expected.norm() + 1e-9, "torch is right to 6e-6 under vmap"
+
+
+def test_a_layer_that_sees_no_example_is_not_covered() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start, self.last = nn.Linear(3, 12), nn.Linear(12, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.last(x.flatten(1) + self.start(torch.ones(1, 3)))
+            return outputs
+
+    module = Constant()
+    network = joint.SeparateNetwork(module, dict(module.named_parameters()), train_mode=None)
+    with pytest.raises(UnsupportedError, match="same for all"):
+        network.derived(nn.functional.cross_entropy, torch.rand(2, 1, 12), torch.zeros(2, 1, dtype=torch.long))

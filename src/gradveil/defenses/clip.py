@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,12 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil import joint
 from gradveil.core.errors import GradveilError
+from gradveil.core.precise import without_tf32
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
 from gradveil.defenses.base import Defense, Log, Step, Transform
 from gradveil.defenses.registry import DEFENSES
-from gradveil.defenses.shared import Examples, network_of, passed
+from gradveil.defenses.shared import Examples, gradients, network_of, passed
 from gradveil.joint import moments, rules
 
 ENTRIES_AT_ONCE = 2**26
@@ -83,10 +85,12 @@ def clipped_mean(step: Step, bound: float) -> Params:
     """
     if len(step.batch) == 0:
         return map_each(torch.zeros_like, step.params)
-    try:
-        mean, clipped = _unformed(step, bound)
-    except joint.UnsupportedError:
-        mean, clipped = _formed(step, bound)
+    # Under autocast, sums over examples would be rounded to so few bits that one example moves many entries.
+    with torch.autocast(step.batch.inputs.device.type, enabled=False), torch.autocast("cpu", enabled=False):
+        try:
+            mean, clipped = _unformed(step, bound)
+        except joint.UnsupportedError:
+            mean, clipped = _formed(step, bound)
     step.log.add("clipped", clipped / len(step.batch))
     return mean if step.expected is None else scaled(mean, len(step.batch) / step.expected)
 
@@ -95,7 +99,7 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
     """The same for a large model, and how many were clipped, without the gradient of any one example.
 
     Of each only its length is found. What is kept of it scales the slopes at the outputs of every layer, and these give
-    the sum over all examples at once.
+    the sum over all examples at once. An example whose length nobody can tell is left out, and formed by itself.
     """
     network, count = network_of(step), len(step.batch)
     total: Params = {}
@@ -103,23 +107,36 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
     for start in range(0, count, EXAMPLES_AT_ONCE):
         some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
         _, calls, slopes = passed(network, step, some)
-        with torch.no_grad():
+        with torch.no_grad(), without_tf32():
             lengths = moments.lengths(calls, slopes, len(some), step.params.keys())
-            if not lengths.isfinite().all():
-                raise joint.UnsupportedError("an example's gradient is not finite: it is left out where each is formed")
-            clipped += float((lengths > bound).sum())
+            known = lengths.isfinite()
+            clipped += float((known & (lengths > bound)).sum())
             kept = shrinkage(lengths, bound)
+            if not known.all():  # NaN times nothing is NaN: what came into a layer has to go as well
+                inputs = [None if call.inputs is None else _only(call.inputs, known) for call in calls]
+                calls = [replace(call, inputs=x) for call, x in zip(calls, inputs, strict=True)]
+                slopes = tuple(_only(slope, known) for slope in slopes)
             shrunk = tuple(_kept(slope, kept) for slope in slopes)
-            found = joint.gradients(calls, shrunk, 1, step.params.keys())
-        part = {name: found[name][0] for name in step.params}
+            found = gradients(step, calls, shrunk, 1)
+        part = map_each(lambda g: g[0], found)
         total = add(total, part) if total else part
+        if not known.all():  # of these alone: one example must not decide how others are treated
+            odd = some.take(~known)
+            part, more = _formed(replace(step, batch=odd), bound)
+            total, clipped = add(total, part, len(odd)), clipped + more
     return scaled(total, 1 / count), clipped
 
 
-def _kept(slope: Tensor, shares: Tensor) -> Tensor:
-    """A slope with so much of each example; a layer may have seen several rows of each, [n * rows, ...]."""
-    each = rules.apart(slope, len(shares))
-    return (each * shares.view(-1, *[1] * (each.dim() - 1))).reshape(slope.shape)
+def _kept(rows: Tensor, shares: Tensor) -> Tensor:
+    """So much of each example; a layer may have seen several rows of each, [n * rows, ...]."""
+    each = rules.apart(rows, len(shares))
+    return (each * shares.view(-1, *[1] * (each.dim() - 1))).reshape(rows.shape)
+
+
+def _only(rows: Tensor, known: Tensor) -> Tensor:
+    """Zeros for the others, even in the place of NaN."""
+    each = rules.apart(rows, len(known))
+    return torch.where(known.view(-1, *[1] * (each.dim() - 1)), each, 0.0).reshape(rows.shape)
 
 
 def _formed(step: Step, bound: float) -> tuple[Params, float]:

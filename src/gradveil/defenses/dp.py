@@ -99,6 +99,8 @@ class DP(Defense):
         if step.divisor == 0:
             raise GradveilError("defense dp: a step without examples needs the number that is expected of its draw")
         mean = clipped_mean(step, self.bound)
+        if any(tensor.dtype.itemsize < 4 for tensor in mean.values()):
+            raise GradveilError("defense dp cannot bound one example in half precision: keep the model in float32")
         return step.rng.noised(mean, self.sigma * self.bound / step.divisor)
 
     def planned(self) -> Guarantee | None:

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
-from functools import partial
+import copy
+from collections.abc import Hashable
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from gradveil import joint
+from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
+from gradveil.core.seeding import generator
+from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
 from gradveil.joint import moments
 
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""What torch raises where vmap, or a layer rule, cannot do what a model does."""
 _FEW_WEIGHTS = "with so few weights it is quicker to form the gradient of every example"
-_judged: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], str]] = WeakKeyDictionary()
-"""By model and trained parameters, why examples do not go through it together; empty where they do."""
+_judged: WeakKeyDictionary[nn.Module, dict[Hashable, str]] = WeakKeyDictionary()
+"""By model, and by what a model may treat differently, why the layer rules do not serve it; empty where they do."""
+
+_vmapped: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Whether a model goes through vmap, where that has been tried."""
 
 
 def network_of(step: Step) -> joint.SharedNetwork:
     """The model at the parameters of a step; raises UnsupportedError where its examples cannot or need not share it."""
     if sum(tensor.numel() for tensor in step.params.values()) < moments.WORTH:
         raise joint.UnsupportedError(_FEW_WEIGHTS)
-    everything = {**step.frozen, **step.params}
-    if len({tensor.device for tensor in everything.values()}) > 1:
+    if len({tensor.device for tensor in (*step.frozen.values(), *step.params.values())}) > 1:
         raise joint.UnsupportedError("the model is spread over several devices")
-    module = step.model.module
-    own = dict(module.named_buffers())
+    own = dict(step.model.module.named_buffers())
     if any(not torch.equal(own[name], buffer) for name, buffer in step.model.buffers.items()):
         raise joint.UnsupportedError("the batch has draws of its own")
-    judged, trained = _judged.setdefault(module, {}), tuple(step.params)
-    network = partial(joint.SharedNetwork, module, everything, train_mode=None)
-    if trained not in judged:
-        judged[trained] = _complaint(network(), step)
-    if judged[trained]:
-        raise joint.UnsupportedError(judged[trained])
-    return network()
+    judged, kind = _judged.setdefault(step.model.module, {}), kind_of(step)
+    if kind not in judged:
+        try:
+            judged[kind] = _complaint(step)
+        except torch.OutOfMemoryError:
+            raise
+        except (*FAILURES, joint.UnsupportedError) as error:
+            judged[kind] = f"the layer rules do not serve this model: {error}"
+    if judged[kind]:
+        raise joint.UnsupportedError(judged[kind])
+    return _separate(step)
+
+
+def kind_of(step: Step) -> Hashable:
+    """What the layer rules are judged for: a model may call its layers more often for inputs of another shape."""
+    return tuple(step.params), step.batch.inputs.shape[1:], step.batch.inputs.dtype, step.batch.inputs.device
 
 
 def passed(
@@ -44,13 +61,25 @@ def passed(
 ) -> tuple[Tensor, list[joint.Call], tuple[Tensor, ...]]:
     """What the model says of each example alone, [n, classes], and what the gradient of each is made of."""
     with torch.enable_grad():
-        alone = batch.inputs.detach().unsqueeze(1).requires_grad_()
+        alone = batch.inputs.detach().clone().unsqueeze(1)  # a copy: the model may edit it in place
         says, calls, slopes = network.derived(step.loss, alone, batch.labels.unsqueeze(1))
     return says[:, 0].detach(), calls, slopes
 
 
+def gradients(step: Step, calls: list[joint.Call], slopes: tuple[Tensor, ...], problems: int) -> Params:
+    """The gradient of each problem in what the step trains, [N, ...] by name; zeros where no example reaches."""
+    found = joint.gradients(calls, slopes, problems, step.params.keys())
+    return {
+        name: found[name] if name in found else parameter.new_zeros(problems, *parameter.shape)
+        for name, parameter in step.params.items()
+    }
+
+
 class Examples:
-    """Gradients of single examples of a step: a large model takes them through shared weights, others by vmap."""
+    """Gradients of single examples of a step: a large model takes them through shared weights, others by vmap.
+
+    Some models do not go through vmap, such as one with a GRU. Their examples go one after another.
+    """
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -62,34 +91,111 @@ class Examples:
 
     def gradients(self, batch: Batch) -> Params:
         """That of every one of these examples, [n, ...] by name."""
-        if self._network is None:
-            return self._step.example_gradients(batch)
-        _, calls, slopes = passed(self._network, self._step, batch)
-        with torch.no_grad():
-            found = joint.gradients(calls, slopes, len(batch), self._step.params.keys())
-        return {name: found[name] for name in self._step.params}
+        step, module = self._step, self._step.model.module
+        if self._network is not None:
+            _, calls, slopes = passed(self._network, step, batch)
+            with torch.no_grad():
+                return gradients(step, calls, slopes, len(batch))
+        if _vmapped.get(module, True):
+            try:  # at first with a copy: a pass that breaks off may leave something in the model
+                found = (step if module in _vmapped else _copied(step)).example_gradients(batch)
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES:
+                found = one_by_one(step, batch)
+                _vmapped[module] = False
+            else:
+                _vmapped[module] = True
+            return found
+        return one_by_one(step, batch)
 
 
-def _complaint(network: joint.SharedNetwork, step: Step) -> str:
-    """Why examples better not share it, judged by a few random inputs; empty if they may.
+def one_by_one(step: Step, batch: Batch) -> Params:
+    """The gradient of every example, [n, ...] by name, by a loop of plain backward passes: slow, for any model."""
+    params = {name: parameter.detach().requires_grad_() for name, parameter in step.params.items()}
+    before, found = _random_states(batch.inputs.device), []
+    for place in range(len(batch)):
+        alone = Batch(batch.inputs[place : place + 1].clone(), batch.labels[place : place + 1])
+        try:
+            fresh = _copied(step)  # for each: what a model remembers of one example must not reach the next
+            with torch.enable_grad():
+                slopes = torch.autograd.grad(
+                    fresh.loss_at(params, alone), list(params.values()), allow_unused=True, materialize_grads=True
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES as error:
+            raise GradveilError(
+                "the gradient of one example alone cannot be taken, which this defense needs: "
+                + (str(error) or type(error).__name__).splitlines()[0][:160]
+            ) from error
+        found.append(slopes)
+    if any(not torch.equal(*states) for states in zip(before, _random_states(batch.inputs.device), strict=True)):
+        # Later examples would draw other numbers if an earlier one were not there: each would move all of them.
+        raise GradveilError(
+            "the model draws random numbers, and gradients of single examples allow none: use eval mode, or a rate of "
+            "0 for dropout in attention, in an LSTM or by a function (layers of torch.nn.Dropout are off already)"
+        )
+    return {name: torch.stack(each) for name, each in zip(params, zip(*found, strict=True), strict=True)}
 
-    Code may go around its layers, or put the examples along another axis than the first: then the layer rules give an
-    example another gradient than it has alone. The client's own examples would not do: two that are equal hide that.
+
+def _copied(step: Step) -> Step:
+    """The step with a copy of its model, which shares the parameters and forgets outputs of a pass before."""
+    tensors = (*step.model.module.parameters(), *step.model.params.values())
+    attributes = [value for layer in step.model.module.modules() for value in vars(layer).values()]
+    outputs = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
+    memo = {id(tensor): tensor for tensor in tensors} | {id(value): value.new_empty(0) for value in outputs}
+    return replace(step, model=copy.deepcopy(step.model, memo))
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    if device.type == "cpu":
+        return [torch.get_rng_state()]
+    kind = torch.get_device_module(device)
+    own = kind.get_rng_state_all() if hasattr(kind, "get_rng_state_all") else [kind.get_rng_state()]
+    return [torch.get_rng_state(), *own]
+
+
+def _separate(step: Step) -> joint.SharedNetwork:
+    return joint.SeparateNetwork(_copied(step).model.module, {**step.frozen, **step.params}, train_mode=None)
+
+
+def _complaint(step: Step) -> str:
+    """Why the layer rules do not serve this model, judged by a few random inputs; empty if they do.
+
+    Code may go around its layers: then the rules miss a part of the gradient. A branch may be dead at the parameters
+    of this step, such as one behind a layer of zeros, so others nearby are tried as well. No private example takes
+    part: one must not decide how all others are treated.
+
+    Nothing in a guarantee rests on this. Examples pass under vmap, so whatever the rules give an example is its own.
     """
-    own = step.batch.inputs
-    drawn = joint.random_inputs(own.shape[1:]).to(own)
-    labels = step.batch.labels[:1].repeat_interleave(joint.FEW, dim=0)
+    own, rng = step.batch, generator(0, "beside these parameters")
+    drawn = joint.random_inputs(own.inputs.shape[1:]).to(own.inputs)
+    labels = torch.zeros_like(own.labels[:1]).repeat_interleave(joint.FEW, dim=0)
+    if labels.is_floating_point():
+        labels = torch.rand(labels.shape, generator=rng).to(labels)
+    beside = map_each(
+        lambda p: p + (0.1 * torch.randn(p.shape, generator=rng)).to(p) / _inputs_of(p) ** 0.5, step.params
+    )
     with without_tf32():
-        _, calls, _ = passed(network, step, Batch(drawn, labels))
+        _, calls, _ = passed(_separate(step), step, Batch(drawn, labels))
         if not moments.worth(calls, joint.FEW, step.params.keys()):
             return _FEW_WEIGHTS
+        for at in (step, replace(step, params=beside)):
+            network = _separate(at)
 
-        def right(point: Params) -> bool:
-            some = Batch(point["inputs"], labels)
-            _, calls, slopes = passed(network, step, some)
-            with torch.no_grad():
-                found: Params = joint.gradients(calls, slopes, joint.FEW, step.params.keys())
-            return joint.same_gradients(found, step.example_gradients(some))
+            def right(point: Params, at: Step = at, network: joint.SharedNetwork = network) -> bool:
+                some = Batch(point["inputs"], labels)
+                _, calls, slopes = passed(network, at, some)
+                with torch.no_grad():
+                    found = gradients(at, calls, slopes, joint.FEW)
+                return joint.same_gradients(found, _copied(at).example_gradients(some))
 
-        same = joint.agree_nearby(right, {"inputs": drawn})
-    return "" if same else "the layer rules do not give the gradients of this model's examples"
+            if not joint.agree_nearby(right, {"inputs": drawn}):
+                return "the layer rules do not give the gradients of this model's examples"
+    return ""
+
+
+def _inputs_of(parameter: Tensor) -> int:
+    """How many inputs an entry of what a layer gives has; 1 for a bias."""
+    return max(1, parameter[:1].numel()) if parameter.dim() > 1 else 1

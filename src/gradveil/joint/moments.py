@@ -18,7 +18,7 @@ from torch import Tensor
 from gradveil.core.trees import exact_norms
 from gradveil.core.types import Params
 from gradveil.joint import rules
-from gradveil.joint.network import Call, gradients
+from gradveil.joint.network import Call, UnsupportedError, gradients
 
 WORTH = 2**20
 """Entries that are not formed, from which on it pays."""
@@ -110,15 +110,21 @@ def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names:
     """[N]: how long the gradient of each problem is, over all of these parameters; infinity where nobody can tell.
 
     A crafted broadcast can make activations so large and slopes so small that their squares leave float32, or sums of
-    products that nearly cancel. If that may have touched a length, all are computed again in float64. Infinity is for
+    products that nearly cancel. A length that this may have touched is computed again in float64. Infinity is for
     lengths whose square float32 cannot hold, and for gradients that are mostly rounding once summed in float32.
+    Raises UnsupportedError where two calls share a parameter: the length of their sum is not that of the parts.
     """
+    used = [name for call in calls for name in call.parameters.values()]
+    if len(set(used)) < len(used):
+        raise UnsupportedError("a parameter is used by two calls")
     sent = slopes[0].dtype
     kind = torch.promote_types(sent, torch.float32)
     square, doubt = _squared_lengths(calls, slopes, problems, names, kind)
-    if not (square.isfinite() & (doubt <= 1e-3 * square + 1e-30)).all():  # false for NaN
-        square, doubt = _squared_lengths(calls, slopes, problems, names, torch.float64)
-        square = torch.where(doubt <= 1e2 * square + 1e-30, square, torch.inf)
+    sure = square.isfinite() & (doubt <= 1e-3 * square + 1e-30)  # false for NaN
+    if not sure.all():
+        exact, doubt = _squared_lengths(calls, slopes, problems, names, torch.float64)
+        exact = torch.where(doubt <= 1e2 * exact + 1e-30, exact, torch.inf)
+        square = torch.where(sure, square.double(), exact)  # one problem does not change the length of another
     return square.to(kind).clamp(min=0).sqrt().to(sent)
 
 

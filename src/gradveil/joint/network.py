@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import KeysView
+from collections.abc import Callable, KeysView
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -100,9 +102,7 @@ class SharedNetwork:
             setattr(self._module.get_submodule(place), key, values.flatten(0, 1))
         flat = inputs.flatten(0, 1)
         self._calls = []
-        for layer in self._module.modules():
-            if isinstance(layer, rules.ProblemBatchNorm):
-                layer.problems = problems
+        self._normalise_each_of(problems)
         for layer, key, name, parameter in self._loose:
             copies = parameter.expand(len(flat), *parameter.shape[1:]).clone().requires_grad_()
             setattr(layer, key, copies)
@@ -110,6 +110,11 @@ class SharedNetwork:
         outputs: Tensor = self._module(flat)
         calls, self._calls = self._calls, []
         return rules.apart(outputs, problems), calls
+
+    def _normalise_each_of(self, problems: int) -> None:
+        for layer in self._module.modules():
+            if isinstance(layer, rules.ProblemBatchNorm):
+                layer.problems = problems
 
     def derived(
         self, loss: Loss, inputs: Tensor, targets: Tensor, buffers: Params | None = None, *, again: bool = False
@@ -129,6 +134,89 @@ class SharedNetwork:
     def total(self, losses: Tensor) -> Tensor:
         """The sum over problems of their losses [N] and of what layers added in the last pass: means over examples."""
         return torch.stack([losses.sum(), *(len(losses) * layer.taken() for layer in self._adding)]).sum()
+
+
+class SeparateNetwork(SharedNetwork):
+    """The same with nothing between problems: each passes under ``vmap``, where no code can mix it with another.
+
+    A model may scale a whole batch by its largest entry, or put positions before examples. No test on a few inputs
+    rules that out for others. Here it stays within one problem, and what the layer rules make of a problem depends on
+    that problem alone, even where they are wrong about it.
+    """
+
+    def _watch(self, name: str, layer: nn.Module):  # type: ignore[no-untyped-def]
+        def note(x: Tensor, y: Tensor) -> None:
+            self._calls.append(Call(name, layer, x, y))
+
+        def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+            if not inputs or inputs[0].dim() < 2:
+                raise UnsupportedError(f"layer {name} is not given rows")
+            watched: Tensor = _Watched.apply(inputs[0], outputs, note)  # type: ignore[no-untyped-call]
+            return watched
+
+        return hook
+
+    def derived(
+        self, loss: Loss, inputs: Tensor, targets: Tensor, buffers: Params | None = None, *, again: bool = False
+    ) -> tuple[Tensor, list[Call], tuple[Tensor, ...]]:
+        """The same; inputs need no gradient, and factors come in float32 or better though a model may use less."""
+        if buffers:
+            raise UnsupportedError("examples have buffers of their own")
+        copies = {
+            name: parameter.expand(*inputs.shape[:2], *parameter.shape[1:]).clone().requires_grad_()
+            for _, _, name, parameter in self._loose
+        }
+
+        def one(x: Tensor, target: Tensor, own: Params) -> tuple[Tensor, Tensor]:
+            for layer, key, name, _ in self._loose:
+                setattr(layer, key, own[name])
+            outputs: Tensor = self._module(x)
+            return outputs, self.total(loss(outputs, target)[None])
+
+        self._calls = []
+        self._normalise_each_of(1)  # under vmap there is one, and for the rules, outside of it, there are all
+        outputs, losses = vmap(one)(inputs, targets, copies)
+        self._normalise_each_of(len(inputs))
+        calls = [*(Call(name, None, None, own) for name, own in copies.items()), *self._calls]
+        self._calls = []
+        watched = [call.outputs for call in calls]
+        slopes = torch.autograd.grad(
+            losses.sum(), watched, create_graph=again, allow_unused=True, materialize_grads=True
+        )
+        flat = [
+            Call(call.name, call.layer, None if call.inputs is None else _rows(call.inputs), _rows(call.outputs))
+            for call in calls
+        ]
+        return outputs, flat, tuple(map(_rows, slopes))
+
+
+class _Watched(Function):
+    """What came into a layer and what left it, [N, ...] each, noted from under ``vmap``; the latter goes on."""
+
+    @staticmethod
+    def forward(_x: Tensor, _y: Tensor, _note: Callable[[Tensor, Tensor], None]) -> Tensor:
+        raise UnsupportedError("a layer is given the same for all examples")  # else vmap would call the rule below
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: slopes are taken on what the rule below returns."""
+
+    @staticmethod
+    def vmap(
+        _info: Any, places: tuple[int | None, ...], x: Tensor, y: Tensor, note: Callable[[Tensor, Tensor], None]
+    ) -> tuple[Tensor, int]:
+        if places[0] is None or places[1] is None:
+            raise UnsupportedError("a layer is given the same for all examples")
+        x, y = x.movedim(places[0], 0), y.movedim(places[1], 0)
+        if not y.requires_grad:  # neither the inputs nor the weights need a slope, but what leaves the layer does
+            y = y.detach().requires_grad_()
+        note(x, y)
+        return y, 0
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[N, rows, ...] as [N * rows, ...]; sums over examples in half precision would lose small parts."""
+    return x.flatten(0, 1).to(torch.promote_types(x.dtype, torch.float32))
 
 
 def gradients(
