@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,3 +292,210 @@ def test_optimizers_that_cannot_be_guarded_are_one_line() -> None:
     model = Net()
     with pytest.raises(GradveilError, match="optimizers"):
         gradveil.protect(model, torch.optim.SparseAdam(model.parameters()), cross_entropy, defense=NOISE)
+
+
+# -------------------------------------------------------------------------- what a second adversary broke of the mends
+
+
+def clipped_sums(model: nn.Module, loss: Any, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """The sum of clipped gradients of each step, in bounds: without noise, and at the same parameters in each step."""
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.0), []
+    with gradveil.protect(model, optimizer, loss, defense="dp:sigma=0,bound=1") as guard:
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            guard.loss(model(inputs), targets).backward()
+            optimizer.step()
+            found.append(torch.cat([p.grad.flatten() * len(inputs) for p in model.parameters() if p.grad is not None]))
+    return found
+
+
+def drawn(seed: int, n: int = 64) -> tuple[Tensor, Tensor]:
+    return 3 * torch.randn(n, 4, generator=torch.Generator().manual_seed(seed)), torch.zeros(n).long()
+
+
+class Remembering(nn.Module):
+    """Keeps its last input and uses it in the next pass; wide enough for the layer rules if asked for."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 2)
+        self.middle = nn.Linear(width, width) if width > 100 else nn.Identity()
+        self.last: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        if self.last is not None and self.last.shape == inputs.shape:
+            hidden = hidden * (1 + self.last.sum(-1, keepdim=True))
+        self.last = inputs.detach()
+        out: Tensor = self.head(torch.tanh(self.middle(hidden)))
+        return out
+
+
+@pytest.mark.parametrize("width", [8, 1100])
+def test_what_a_model_remembers_reaches_no_other_example(width: int) -> None:
+    first, (inputs, targets) = drawn(1), drawn(2, 65)
+    one = clipped_sums(Remembering(width), cross_entropy, [first, (inputs[:64], targets[:64]), first])
+    other = clipped_sums(Remembering(width), cross_entropy, [first, (inputs[1:], targets[1:]), first])
+    assert (one[2] - other[2]).norm() < 1e-3, "in the next step"
+    inputs, targets = drawn(3, 128)
+    moved = torch.arange(128).roll(1)
+    one = clipped_sums(Remembering(width), cross_entropy, [(inputs, targets)])
+    other = clipped_sums(Remembering(width), cross_entropy, [(inputs[moved], targets)])
+    assert (one[0] - other[0]).norm() < 1e-2, "in the next part of a batch"
+
+
+def one_example_larger() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    inputs, targets = drawn(4)
+    return (inputs, targets), (torch.cat([300 * inputs[:1], inputs[1:]]), targets)
+
+
+QUANTISED = """
+import torch
+from torch import nn
+
+class Rounded(torch.autograd.Function):  # by the scale of the whole tensor, and under vmap by that of all examples
+    @staticmethod
+    def forward(x):
+        return torch.round(x / x.abs().max() * 2) * x.abs().max() / 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+    @staticmethod
+    def vmap(info, places, x):
+        return Rounded.apply(x), places[0]
+
+class Quantised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs):
+        return self.head(Rounded.apply(self.first(inputs)))
+
+from test_adversary import clipped_sums, cross_entropy, one_example_larger
+one, other = one_example_larger()
+a, b = (clipped_sums(Quantised(), cross_entropy, [batch])[0] for batch in (one, other))
+print(float((a - b).norm()))
+"""
+
+
+def test_a_vmap_rule_of_ones_own_mixes_no_examples() -> None:
+    """In a process of its own: such a rule anywhere in a process has gradients taken one by one."""
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", QUANTISED], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert 0 < float(ran.stdout) <= 2.001, "one example was replaced"
+
+
+def test_a_loss_that_remembers_is_refused_under_dp() -> None:
+    class Levelled(nn.Module):
+        level: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("level", torch.zeros(()))
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            if outputs.requires_grad:
+                self.level = self.level + outputs.detach().abs().mean()
+            return cross_entropy(outputs, targets) * (1 + self.level)
+
+    with pytest.raises(GradveilError, match=r"buffer 'loss\.level'"):
+        clipped_sums(nn.Linear(4, 2), Levelled(), [drawn(5)])
+
+
+def test_a_counter_of_data_reaches_no_later_step() -> None:
+    class Counting(nn.Module):
+        seen: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.head = nn.Linear(4, 2)
+            self.register_buffer("seen", torch.tensor(0))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.seen = self.seen + (inputs > 0).sum()
+            out: Tensor = self.head(inputs) * torch.cos(self.seen * torch.pi / 4)
+            return out
+
+    (inputs, targets), later = drawn(6), drawn(7)
+    inputs[0] = inputs[0].abs()
+    one = clipped_sums(Counting(), cross_entropy, [(inputs, targets), later])
+    other = clipped_sums(Counting(), cross_entropy, [(torch.cat([-inputs[:1], inputs[1:]]), targets), later])
+    torch.testing.assert_close(one[1], other[1])
+
+
+def test_a_model_in_a_new_wrapper_goes_on_counting() -> None:
+    layer, spent = nn.Linear(4, 2), []
+    optimizer, (inputs, targets) = torch.optim.SGD(layer.parameters(), lr=LR), drawn(8)
+    for wrapped in (layer, nn.Sequential(layer), torch.compile(layer, backend="eager")):
+        with gradveil.protect(wrapped, optimizer, cross_entropy, defense="dp:sigma=1") as guard:
+            optimizer.zero_grad()
+            guard.loss(wrapped(inputs), targets).backward()
+            optimizer.step()
+            guard.update()
+            spent.append(guard.privacy_spent(1e-5))
+    assert spent[0] < spent[1] < spent[2]
+
+
+def test_dp_after_a_defense_without_a_proof_promises_nothing() -> None:
+    model, (inputs, targets), spent = nn.Linear(4, 2), drawn(9), []
+    for defense in ("noise:sigma=0.0001", "dp:sigma=5"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        with gradveil.protect(model, optimizer, cross_entropy, defense=defense) as guard:
+            guard.loss(model(inputs), targets).backward()
+            optimizer.step()
+            guard.update()
+            spent.append(guard.privacy_spent(1e-5))
+    assert spent == [float("inf"), float("inf")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_own_statistics_are_known_to_the_next_guard_and_in_another_type(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    optimizer, (inputs, targets) = torch.optim.SGD(model.parameters(), lr=LR), drawn(10)
+    sent = parameters_of(model)
+    for _ in range(2):
+        with gradveil.protect(model, optimizer, cross_entropy, defense=NOISE) as guard:
+            for _ in range(2):
+                optimizer.zero_grad()
+                guard.loss(model(inputs), targets).backward()
+                optimizer.step()
+                assert not guard.state_dict()["1.running_mean"].any(), "the server's are zeros"
+                assert model[1].running_mean.any()
+                statistics = {n: b.to(dtype) for n, b in model.named_buffers() if b.is_floating_point()}
+                guard.new_round({n: p.to(dtype) for n, p in sent.items()} | statistics)
+
+
+def test_an_empty_batch_leaves_running_statistics_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    guard = gradveil.protect(model, optimizer, cross_entropy, defense=NOISE)
+    guard.loss(model(torch.zeros(0, 4)), torch.zeros(0).long()).backward()
+    optimizer.step()
+    assert torch.equal(model[1].running_var, torch.ones(3))
+
+
+def test_spectral_norm_works_under_dp() -> None:
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))
+    loop = Loop("dp:sigma=1")
+    loop.protect(model=nn.Sequential(layer, nn.Linear(3, 3)))
+    loop.train(2)
+    assert loop.guard.log.ledger.steps == 2
+
+
+def test_equal_tensors_count_each_in_a_clip_of_all() -> None:
+    update = {f"b{place}": torch.full((16,), -0.01) for place in range(100)}
+    sent = gradveil.defend_update(update, defense="clip:bound=0.01,per=global")
+    assert torch.cat(list(sent.values())).norm() <= 0.010001

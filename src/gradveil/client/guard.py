@@ -22,18 +22,19 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from gradveil.client.guarded import Cut, Hook, Pass, check_arguments, check_loss, refuse
+from gradveil.client.past import Past
 from gradveil.client.sampling import Draws, Examples
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
-from gradveil.defenses.accounting import Ledger
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
 
 _TREES = ("parameters", "broadcast", "buffers", "trained_buffers")
@@ -41,8 +42,6 @@ _UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _CHECKPOINT = {*_TREES, "round", "step", "run", "history", "defense", "optimizers"}
 _lock = threading.Lock()
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-_ledgers: weakref.WeakKeyDictionary[nn.Module, Ledger] = weakref.WeakKeyDictionary()
-"""Privacy that was spent on a model: who protects it again, for a round say, goes on counting."""
 _left: weakref.WeakKeyDictionary[Optimizer, list[Any]] = weakref.WeakKeyDictionary()
 """What optimizers remembered when a guard let go of them: defended gradients and nothing else."""
 
@@ -77,6 +76,8 @@ class Guard:
     _kept: Params
     """What the parameters must be: the broadcast plus the defended steps."""
     _broadcast: Params
+    _buffers: Params
+    """The model's buffers as the server sent them."""
     _prepared: Defense | None
     _update: Params | None
     _pending: list[Pass]
@@ -86,8 +87,8 @@ class Guard:
         with _lock:
             guarded = {id(p) for guard in _guards for p in guard._params.values()}
         check_arguments(model, loss, defense, guarded)
-        with _lock:
-            self.log = Log(_ledgers.setdefault(model, Ledger()))
+        self._past = Past.of(model)
+        self.log = Log(self._past.ledger)
         """What the defense reported, such as how often it fell back, and its ledger of privacy."""
         self._model, self._loss, self._defense, self._rng = model, loss, defense, Stream.secret()
         self._params: Params = dict(model.named_parameters())
@@ -101,8 +102,9 @@ class Guard:
         self._looked: set[Optimizer] = set()
         self._ever = False
         self._taking, self._stepping, self._round, self._replaced = False, 0, 0, Params()
-        self._buffers: Params = {}
-        self._begin(broadcast=dict(model.named_buffers()))
+        self._of_loss = detached(dict(loss.named_buffers()) if isinstance(loss, nn.Module) else {})
+        self._buffers = {name: self._past.served(buffer) for name, buffer in model.named_buffers()}
+        self._begin(broadcast={})
         self.use(*optimizers)
         before, after = Hook(self._before_forward), Hook(self._after_forward)
         self._hooks = [model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after)]
@@ -170,6 +172,7 @@ class Guard:
             sent = (self._prepared or self._defense).on_update(change, self._rng, self.log)
             check_result(sent, change)
             self._update = detached(sent)
+            self._past.note(dict(self._model.named_buffers()), self._buffers)
         return detached(self._update)
 
     def state_dict(self, *, statistics: bool = False) -> Params:
@@ -201,17 +204,17 @@ class Guard:
         own = self._model.state_dict()
         if not isinstance(broadcast, Mapping) or not self._params.keys() <= broadcast.keys() <= own.keys():
             refuse("a broadcast maps all names of the model's parameters, and of its buffers at will, to tensors")
-        # statistics of this client's own training, with which a loop completed a broadcast, are not the server's
-        mine = {n: own[n] for n in broadcast.keys() & self._buffers.keys() if n in differing(own, self._buffers)}
-        mine = {n: b for n, b in mine.items() if isinstance(broadcast[n], Tensor) and not differing(broadcast, {n: b})}
         states = {n for n in broadcast if n.rpartition(".")[2] == "_extra_state"}  # of layers, not tensors
-        broadcast = {n: sent for n, sent in broadcast.items() if n not in mine.keys() | states}
+        broadcast = {n: sent for n, sent in broadcast.items() if n not in states}
         for name, sent in broadcast.items():
             whole = name not in self._params and isinstance(sent, Tensor) and sent.dtype == own[name].dtype
             if not (is_plain(sent) or whole) or sent.is_meta or sent.shape != own[name].shape:
                 refuse(f"the broadcast has no usable {name!r}: it has another shape, or no finite real numbers")
-        self._model.load_state_dict(dict(broadcast), strict=False)
-        self._begin(broadcast)
+        # statistics of this client's own training, with which a loop completed a broadcast, are not the server's
+        self._past.note(dict(self._model.named_buffers()), self._buffers)
+        mine = {n for n in broadcast if n not in self._params and self._past.is_own(broadcast[n].to(own[n]))}
+        self._model.load_state_dict(broadcast, strict=False)
+        self._begin({n: sent for n, sent in broadcast.items() if n not in mine})
 
     def sample(self, dataset: Examples, rate: float, steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Poisson batches, for one step each: only such steps count at a rate below 1 (:class:`Draws`)."""
@@ -265,6 +268,7 @@ class Guard:
     def close(self) -> None:
         """Take the defense off: the loop trains with plain gradients from here on."""
         set_buffers(self._model, self._replaced)
+        self._past.note(dict(self._model.named_buffers()), self._buffers)
         self._let_go()
         for hook in self._hooks:
             hook.remove()
@@ -319,10 +323,18 @@ class Guard:
             hint = "only guarded steps may move it. Load what the server sent with guard.new_round(broadcast)"
             return f"parameter {moved[0]!r} moved without the guard ({where}): {hint}"
         if self._guaranteed:  # what a buffer keeps of earlier examples would have a part in later steps; counters may
-            buffers = dict(self._model.named_buffers())
-            counters = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
-            sent = {name: buffer for name, buffer in self._buffers.items() if name not in counters}
-            if changed := differing(buffers, sent) + sorted(buffers.keys() - self._buffers.keys()):
+            loss = self._loss.named_buffers("loss") if isinstance(self._loss, nn.Module) else ()
+            buffers = dict([*self._model.named_buffers(), *loss])
+            sent = self._buffers | {f"loss.{name}": buffer for name, buffer in self._of_loss.items()}
+            free = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
+            free |= {  # which follow from the weights
+                f"{place}.{name}"
+                for place, layer in self._model.named_modules()
+                if isinstance(layer, _SpectralNorm)
+                for name, _ in layer.named_buffers(recurse=False)
+            }
+            fixed = {name: buffer for name, buffer in sent.items() if name not in free}
+            if changed := differing(buffers, fixed) + sorted(buffers.keys() - sent.keys()):
                 return f"buffer {changed[0]!r} changed in training, which this defense cannot cover: keep it fixed"
         return None
 
@@ -360,11 +372,14 @@ class Guard:
             refuse("a guarded model takes one tensor of inputs: call it as model(inputs)")
         self._ready("model(inputs)", after_update=True)
         self._last: tuple[Tensor, Functional | None, str | None] = (arguments[0], None, self._moved("model(inputs)"))
+        self._stands_in = False
         if self._last[2]:
             return None  # evaluation with gradients does no harm: guard.loss refuses it
         given = arguments[0]
         inputs = self._defense.on_inputs(given, self._rng) if len(given) else given
         plain = self._mirror.function()
+        if self._guaranteed:  # a counter of this pass may depend on the examples
+            plain = plain.with_buffers({name: self._buffers[name] for name in plain.buffers if name in self._buffers})
         used = self._defense.on_forward(plain, len(inputs), self._rng)
         changed = {name: buffer for name, buffer in used.buffers.items() if buffer is not plain.buffers[name]}
         self._replaced = {name: self._model.get_buffer(name) for name in changed}
@@ -372,7 +387,8 @@ class Guard:
         hint = "inputs that need a gradient would take the bare one past the guard: detach them"
         self._last = (inputs, used, hint if given.requires_grad else None)
         # many models fail on no examples, which Poisson sampling may draw: one of zeros stands in, and is cut off again
-        return (inputs if len(inputs) else inputs.new_zeros(1, *inputs.shape[1:]),), {}
+        self._stands_in = self._guaranteed and len(inputs) == 0
+        return (inputs.new_zeros(1, *inputs.shape[1:]) if self._stands_in else inputs,), {}
 
     def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -380,7 +396,7 @@ class Guard:
         if not isinstance(outputs, Tensor):
             refuse(f"a guarded model returns one tensor of outputs, not {type(outputs).__name__}")
         inputs, function, moved = self._last
-        outputs = outputs if len(inputs) or moved else outputs[:0]
+        outputs = outputs[:0] if self._stands_in else outputs
         self._pending = [each for each in self._pending if each.outputs() is not None]
         self._pending.append(Pass(weakref.ref(outputs), outputs._version, inputs.detach(), function, moved))
         return outputs
@@ -503,6 +519,8 @@ class Guard:
         for name, gradient in detached(self._gradients).items():
             self._params[name].grad = gradient
         self._defended, self._ever, self._step = True, True, step.number
+        if not self._guaranteed:
+            self.log.ledger.add(0.0, 1.0)  # no noise that counts: a later guard with a proof must know of it
         self._draws.use()
 
 

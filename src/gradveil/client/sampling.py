@@ -109,7 +109,14 @@ def _check(dataset: object, rate: object, steps: object) -> None:
 def _places(dataset: Any, known: dict[int, int]) -> Tensor:
     """[len]: a number for each example, the same where it is the same place of the same data set."""
     if isinstance(dataset, Subset):
-        return _places(dataset.dataset, known)[torch.tensor([int(i) for i in dataset.indices], dtype=torch.int64)]
+        chosen = torch.tensor([int(place) for place in dataset.indices], dtype=torch.int64)
+        unsized = not hasattr(type(dataset.dataset), "__len__") and hasattr(type(dataset.dataset), "__getitem__")
+        if unsized and not isinstance(dataset.dataset, IterableDataset) and bool((chosen >= 0).all()):
+            return chosen + known.setdefault(id(dataset.dataset), len(known)) * 2**40
+        try:
+            return _places(dataset.dataset, known)[chosen]
+        except IndexError:
+            raise GradveilError("a Subset has indices beyond the end of its data set") from None
     if isinstance(dataset, ConcatDataset):
         return torch.cat([_places(part, known) for part in dataset.datasets])
     numbered = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")

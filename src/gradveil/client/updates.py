@@ -77,7 +77,6 @@ def defend_update(update: Mapping[str, Tensor], *, defense: str | Defense) -> Pa
     # are equal by chance are sent equal too, which shows no more than that. Zeros get noise of their own: equal ones
     # would show which layers did not train, and a mean over them shows nothing but zero.
     twins = tied({name: tensor for name, tensor in moving.items() if tensor.any()})
-    moving = {name: tensor for name, tensor in moving.items() if name not in twins}
     rng, log, hidden = Stream.secret(), Log(), moving
     for link in links:
         hidden = link.transform(hidden, rng, log)

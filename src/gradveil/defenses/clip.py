@@ -101,12 +101,12 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
     Of each only its length is found. What is kept of it scales the slopes at the outputs of every layer, and these give
     the sum over all examples at once. An example whose length nobody can tell is left out, and formed by itself.
     """
-    network, count = network_of(step), len(step.batch)
+    count = len(step.batch)
     total: Params = {}
     clipped = 0.0
     for start in range(0, count, EXAMPLES_AT_ONCE):
         some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
-        _, calls, slopes = passed(network, step, some)
+        _, calls, slopes = passed(network_of(step), step, some)  # a copy for each: a model may remember examples
         with torch.no_grad(), without_tf32():
             lengths = moments.lengths(calls, slopes, len(some), step.params.keys())
             known = lengths.isfinite()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS
 
 from gradveil import joint
 from gradveil.core.errors import GradveilError
@@ -19,7 +21,7 @@ from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
 from gradveil.joint import moments
 
-FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """What torch raises where vmap, or a layer rule, cannot do what a model does."""
 _FEW_WEIGHTS = "with so few weights it is quicker to form the gradient of every example"
 _judged: WeakKeyDictionary[nn.Module, dict[Hashable, str]] = WeakKeyDictionary()
@@ -38,6 +40,8 @@ def network_of(step: Step) -> joint.SharedNetwork:
     own = dict(step.model.module.named_buffers())
     if any(not torch.equal(own[name], buffer) for name, buffer in step.model.buffers.items()):
         raise joint.UnsupportedError("the batch has draws of its own")
+    if has_own_batching_rules():
+        raise joint.UnsupportedError("an operation has a vmap rule of its own, which sees all examples at once")
     judged, kind = _judged.setdefault(step.model.module, {}), kind_of(step)
     if kind not in judged:
         try:
@@ -83,22 +87,22 @@ class Examples:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._network: joint.SharedNetwork | None
         try:
-            self._network = network_of(step)
+            network_of(step)
+            self._through_rules = True
         except joint.UnsupportedError:
-            self._network = None
+            self._through_rules = False
 
     def gradients(self, batch: Batch) -> Params:
         """That of every one of these examples, [n, ...] by name."""
         step, module = self._step, self._step.model.module
-        if self._network is not None:
-            _, calls, slopes = passed(self._network, step, batch)
+        if self._through_rules:
+            _, calls, slopes = passed(network_of(step), step, batch)
             with torch.no_grad():
                 return gradients(step, calls, slopes, len(batch))
-        if _vmapped.get(module, True):
-            try:  # at first with a copy: a pass that breaks off may leave something in the model
-                found = (step if module in _vmapped else _copied(step)).example_gradients(batch)
+        if _vmapped.get(module, True) and not has_own_batching_rules():
+            try:  # with a copy each time: what a model remembers of these examples must not reach the next
+                found = _copied(step).example_gradients(batch)
             except torch.OutOfMemoryError:
                 raise
             except FAILURES:
@@ -136,16 +140,32 @@ def one_by_one(step: Step, batch: Batch) -> Params:
             "the model draws random numbers, and gradients of single examples allow none: use eval mode, or a rate of "
             "0 for dropout in attention, in an LSTM or by a function (layers of torch.nn.Dropout are off already)"
         )
-    return {name: torch.stack(each) for name, each in zip(params, zip(*found, strict=True), strict=True)}
+    dense = [[slope.to_dense() for slope in slopes] for slopes in found]
+    return {name: torch.stack(each) for name, each in zip(params, zip(*dense, strict=True), strict=True)}
+
+
+def has_own_batching_rules() -> bool:
+    """Whether somebody has given an operation a rule for vmap, which gets all examples and may mix them.
+
+    Nobody can see whether a model will call it, so any in this process counts. Rules of torch itself are trusted.
+    """
+    found = list(torch.autograd.Function.__subclasses__())
+    for kind in found:
+        found += kind.__subclasses__()  # the list grows while it is read
+    plain = torch.autograd.Function.vmap
+    rules: list[Any] = [kind for kind in found if kind.vmap is not plain and not kind.generate_vmap_rule]
+    rules += [rule for one in OPDEFS.values() if (rule := getattr(one, "_vmap_fn", None)) is not None]
+    return any(not f"{rule.__module__}.".startswith(("torch.", "gradveil.")) for rule in rules)
 
 
 def _copied(step: Step) -> Step:
-    """The step with a copy of its model, which shares the parameters and forgets outputs of a pass before."""
+    """The step with a copy of model and loss, which shares the parameters and forgets outputs of a pass before."""
     tensors = (*step.model.module.parameters(), *step.model.params.values())
     attributes = [value for layer in step.model.module.modules() for value in vars(layer).values()]
     outputs = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
     memo = {id(tensor): tensor for tensor in tensors} | {id(value): value.new_empty(0) for value in outputs}
-    return replace(step, model=copy.deepcopy(step.model, memo))
+    loss = copy.deepcopy(step.loss) if isinstance(step.loss, nn.Module) else step.loss
+    return replace(step, model=copy.deepcopy(step.model, memo), loss=loss)
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
