@@ -133,6 +133,7 @@ def test_rounds_that_train_in_forks_add_up_in_the_process_that_restores_them(tmp
         if child == 0:
             try:
                 signal.alarm(60)
+                torch.set_num_threads(1)  # a pool of threads does not survive a fork
                 loop.step()
                 torch.save(loop.guard.checkpoint(), file)
             finally:
