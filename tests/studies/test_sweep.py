@@ -42,9 +42,8 @@ def under_way(out: Path) -> Standing | None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unbroken sweep of twelve cases by one worker."""
     folder = tmp_path_factory.mktemp("swept")
-    arguments = ["sweep", str(written(folder, STUDY)), "--out", str(folder / "out"), "--workers", "1", "--json"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.stderr
+    done = sweep(written(folder, STUDY), "--out", folder / "out", "--workers", 1, "--json")
+    assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["total"], said["done"], said["failed"], said["left"]) == (12, 12, {}, 0)
     return folder / "out"
