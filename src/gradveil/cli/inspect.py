@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradveil import client, models
 from gradveil.client import Finding, Inspection
-from gradveil.client.inspection.broadcast import PROBE
+from gradveil.client.inspection import PROBE
 from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import read_state, read_tensors, written_by_gradveil
 from gradveil.core.types import Domain, Params
