@@ -24,8 +24,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES, precode
 from gradveil.threat import Observation, load_observations, observe, save_observations, threat_model
-from gradveil.threat.limits import at_most
-from gradveil.threat.storage import KIND
+from gradveil.threat.storage import KIND, limit_parameters
 
 FEDAVG = Recipe(sends="delta", epochs=2, batch_size=1, lr=0.05, momentum=0.9)
 
@@ -237,7 +236,8 @@ DELTA = {"sends": "delta", "lr": 0.1}
         ({"earlier": 1000}, "it has 20 tensors, too few"),
         ({"threat": "A" * 10**6}, "an impossible 'threat'"),
         ({"recipe": {"x" * 10**6: 1}}, "its header is impossible"),
-        ({"loss": ["x" * 10**6]}, "load it with loss="),
+        ({"loss": ["x" * 10**6]}, "an impossible 'loss'"),
+        ({"loss": "x" * 10**6}, "load it with loss="),
     ],
 )
 def test_a_small_file_cannot_ask_for_much(tmp_path: Path, valid: bytes, changes: dict[str, object], said: str) -> None:
@@ -255,7 +255,7 @@ def test_what_is_large_but_honest_is_read(tmp_path: Path, valid: bytes) -> None:
 
 def test_parameters_are_counted_where_the_file_is_read() -> None:
     """And nowhere else: not in another thread, nor afterwards."""
-    with at_most(1), ThreadPoolExecutor() as others:
+    with limit_parameters(1), ThreadPoolExecutor() as others:
         others.submit(nn.Linear, 2, 2).result()
         with pytest.raises(GradveilError, match="more parameters than the 1 tensors"):
             nn.Linear(2, 2)

@@ -20,7 +20,7 @@ from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
 from gradveil.data import load
 from gradveil.defenses import DEFENSES
-from gradveil.threat.limits import check_options
+from gradveil.threat.storage import check_options
 
 
 @alone

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradveil import models
 from gradveil.auditing.case import ObservedCase
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.reading import read_bytes
@@ -24,7 +23,6 @@ from gradveil.core.tensor_files import MAX_BYTES, read_tensors
 from gradveil.core.types import Batch, Params
 from gradveil.federated import read_training
 from gradveil.threat import Observation, load_observations
-from gradveil.threat.storage import KIND, read_domain
 
 _TAP = re.compile(r"round-(\d+)-client-(\d+)(?:-\d+)?")
 _TRUTH = ".truth.safetensors"
@@ -125,20 +123,16 @@ def _read_source(folder: Path, name: str, model: str | None) -> Source:
 
 
 def _read_file(path: Path, model: str | None) -> Saved:
-    seen, beside = tuple(_observations(path, model)), path.with_name(path.name.removesuffix(".safetensors") + _TRUTH)
+    seen, beside = (
+        tuple(load_observations(path, module=model)),
+        path.with_name(path.name.removesuffix(".safetensors") + _TRUTH),
+    )
     truth = _read_truth(beside, seen) if beside.exists() else None
     named = _TAP.fullmatch(path.name.removesuffix(".safetensors"))
     number, client = (int(part) for part in named.groups()) if named else (None, None)
     content = [read_bytes(part, most=MAX_BYTES) for part in (path, *([beside] if truth else []))]
     digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
     return Saved(path, digest, number, client, seen, truth)
-
-
-def _observations(path: Path, model: str | None) -> list[Observation]:
-    if model is None:
-        return load_observations(path)
-    _, meta = read_tensors(path, KIND)
-    return load_observations(path, module=models.build(model, read_domain(path, meta), seed=0))
 
 
 def _read_truth(path: Path, seen: Sequence[Observation]) -> Truth:

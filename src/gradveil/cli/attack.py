@@ -12,15 +12,12 @@ import typer
 from PIL import Image
 from rich.console import Console
 
-from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, save_reconstructions
 from gradveil.cli.progress import Terminal
 from gradveil.core.atomic import make_folder, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import derive
-from gradveil.core.tensor_files import read_tensors
-from gradveil.threat import Observation, load_observations, threat_model
-from gradveil.threat.storage import KIND, read_domain
+from gradveil.threat import load_observations, threat_model
 
 _errors = Console(stderr=True)
 _out = Console(soft_wrap=True)
@@ -38,7 +35,7 @@ def attack(
     if budget not in BUDGETS:
         raise GradveilError(f"no budget is called {budget!r}; there are: {', '.join(BUDGETS)}")
     chosen = ATTACKS.build(attack, BUDGETS[budget])
-    seen = _load(observation, model)
+    seen = load_observations(observation, module=model)
     threat_model(seen[0].threat).vet(attack, chosen.requires)
     _make(out)  # first: a search takes long, and what it finds must not be lost
     seeds = [derive(seed, "attack", i) for i in range(len(seen))]
@@ -48,13 +45,6 @@ def attack(
         write_atomically(out / f"{i:03d}.png", _png(torch.cat(list(one.inputs), dim=2)))
         _out.print(f"{i:03d}.png  labels {one.labels.tolist()}  objective {one.objective:.3g}", highlight=False)
     _out.print(f"reconstruction: {out / 'reconstruction.safetensors'}", highlight=False, markup=False)
-
-
-def _load(path: Path, model: str | None) -> list[Observation]:
-    if model is None:
-        return load_observations(path)
-    _, meta = read_tensors(path, KIND)
-    return load_observations(path, module=models.build(model, read_domain(path, meta), seed=0))
 
 
 def _make(folder: Path) -> None:

@@ -19,7 +19,7 @@ from gradveil.core.tensor_files import read_state, read_tensors, written_by_grad
 from gradveil.core.types import Domain, Params
 from gradveil.data import ImageSet, load
 from gradveil.threat import load_observations
-from gradveil.threat.storage import KIND, read_domain
+from gradveil.threat.storage import KIND, Header
 
 SUSPICIOUS = 3
 
@@ -67,7 +67,7 @@ def _domain(path: Path, images: ImageSet | None) -> Domain:
     """What inputs look like: as an observation says, or as the images named."""
     if not written_by_gradveil(path):
         return (images or load("cifar10-samples")).domain
-    domain = read_domain(path, read_tensors(path, KIND)[1])
+    domain = Header.read(path, read_tensors(path, KIND)[1]).domain
     if images is not None and images.domain.shape != domain.shape:
         raise GradveilError(f"{path} is of inputs {list(domain.shape)}, --data {images.name} has others: leave it out")
     return domain

@@ -2,21 +2,26 @@
 
 A file from outside names its architecture by registry specs, that of the model and those of the defenses that reshaped
 it, never by code: a user's own model must be given by the user. Shapes are compared with the architecture before any
-tensor is loaded, and tensors are turned into the precision of the model.
+tensor is loaded, and tensors are turned into the precision of the model. Few bytes are enough to name much work, so
+there are limits to what a file may ask for.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from threading import get_ident
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradveil import models
 from gradveil.client.local import cross_entropy
@@ -27,12 +32,82 @@ from gradveil.core.trees import stack
 from gradveil.core.types import Domain, Loss, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.models.imported import in_one_line
-from gradveil.threat.limits import at_most, check_options, check_work
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
-from gradveil.threat.precision import as_built, checked_labels
 
 KIND = "observation"
+LARGEST_OPTION = 2**20
+LARGEST_BATCH = 2**28
+"""Numbers in the images behind one reply: 87,000 of CIFAR-10, 1,700 of ImageNet."""
+MOST_STEPS = 100_000
+
+
+def _only_reshaping(spec: str | None) -> str | None:
+    """The spec in its one spelling if all its links change the architecture: no other defense is even built."""
+    if spec is None:
+        return None
+    known = DEFENSES.canonical(spec)
+    for link in DEFENSES.links(known):
+        if not DEFENSES.reshapes(link):
+            raise GradveilError(f"'reshaped' names {link!r}, a defense that does not change the architecture")
+    return known
+
+
+def _domain(fields: Any) -> Domain:
+    if isinstance(fields, Domain):
+        return fields
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(fields).items()}
+    return Domain(**values)
+
+
+class Header(BaseModel):
+    """What a file holds beside its tensors."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: str = Field(max_length=200)
+    domain: Annotated[Domain, BeforeValidator(_domain)]
+    threat: Annotated[str, Field(max_length=200), AfterValidator(lambda spec: threat_model(spec).name)]
+    kind: Literal["gradient", "delta"]
+    replies: int = Field(ge=1)
+    batch_size: int | None = Field(default=None, ge=1, le=2**20)
+    recipe: Annotated[
+        Recipe | None, BeforeValidator(lambda fields: Recipe(**fields) if isinstance(fields, dict) else fields)
+    ] = None
+    defense: str | None = Field(default=None, max_length=500)
+    reshaped: Annotated[str | None, Field(max_length=200), AfterValidator(_only_reshaping)] = None
+    crafted: Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(lambda names: names or ())] = ()
+    earlier: Annotated[int, Field(ge=0, le=1000), BeforeValidator(lambda count: 0 if count is None else count)] = 0
+    loss: str | None = None
+    """The name of a loss of the user's own."""
+
+    @classmethod
+    def read(cls, path: Path, meta: Mapping[str, Any]) -> Header:
+        """The header of a file, checked."""
+        try:
+            return cls.model_validate(meta)
+        except ValidationError as error:
+            raise BadFileError(f"{path}: its header has an impossible {error.errors()[0]['loc'][0]!r}") from None
+        except (TypeError, ValueError, GradveilError) as error:
+            raise BadFileError(f"{path}: its header is impossible: {str(error)[:300]}") from None
+
+    @model_validator(mode="after")
+    def _check_work(self) -> Self:
+        """Refuse more images, or more local steps, than any attack could work on."""
+        size, recipe = self.batch_size or 1, self.recipe
+        if size * math.prod(self.domain.shape) > LARGEST_BATCH:
+            shape = "x".join(map(str, self.domain.shape))
+            raise GradveilError(
+                f"{size:,} images of {shape} are over the {LARGEST_BATCH:,} numbers that a file may ask for"
+            )
+        if recipe is not None and recipe.epochs * -(-size // (recipe.batch_size or size)) > MOST_STEPS:
+            raise GradveilError(f"its recipe takes over {MOST_STEPS:,} local steps, more than are repeated for a file")
+        return self
+
+    @property
+    def places(self) -> list[str]:
+        """Where the tensors of each exchange stand: of the earlier ones, and of the last."""
+        return [*(f"earlier/{number}/" for number in range(self.earlier)), ""]
 
 
 def save_observations(path: Path, seen: Sequence[Observation]) -> None:
@@ -43,10 +118,22 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     )
     if not same:
         raise GradveilError("one observation file holds replies to one broadcast; write several files")
-    check_work(first.domain, first.batch_size, first.recipe)  # what could not be opened again is not written
+    header = Header(  # what could not be opened again is not written
+        model=first.model,
+        domain=first.domain,
+        threat=first.threat,
+        kind=first.kind,
+        replies=len(seen),
+        batch_size=first.batch_size,
+        recipe=first.recipe,
+        defense=first.defense,
+        reshaped=first.reshaped,
+        crafted=first.crafted,
+        earlier=len(first.earlier),
+        loss=None if first.loss is cross_entropy else getattr(first.loss, "__qualname__", repr(first.loss)),
+    )
     tensors = {f"buffer/{name}": tensor for name, tensor in _persistent_buffers(first.module).items()}
-    for number, asked in enumerate(zip(*((*one.earlier, one) for one in seen), strict=True)):
-        place = f"earlier/{number}/" if number < len(first.earlier) else ""
+    for place, asked in zip(header.places, zip(*((*one.earlier, one) for one in seen), strict=True), strict=True):
         sent = asked[0].sent
         if place:  # only what was another then
             sent = {name: tensor.clone() for name, tensor in sent.items() if tensor is not first.sent[name]}
@@ -57,21 +144,7 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     if first.statistics is not None:
         per = stack([one.statistics or {} for one in seen])
         tensors |= {f"statistics/{name}": tensor for name, tensor in per.items()}
-    meta = {
-        "model": first.model,
-        "domain": asdict(first.domain),
-        "threat": first.threat,
-        "kind": first.kind,
-        "replies": len(seen),
-        "batch_size": first.batch_size,
-        "recipe": None if first.recipe is None else asdict(first.recipe),
-        "defense": first.defense,
-        "reshaped": first.reshaped,
-        "crafted": list(first.crafted),
-        "earlier": len(first.earlier),
-        "loss": None if first.loss is cross_entropy else getattr(first.loss, "__qualname__", repr(first.loss)),
-    }
-    write_tensors(path, KIND, tensors, meta)
+    write_tensors(path, KIND, tensors, header.model_dump(mode="json"))
 
 
 def broadcasts(one: Observation) -> tuple[int, ...]:
@@ -79,71 +152,89 @@ def broadcasts(one: Observation) -> tuple[int, ...]:
     return tuple(id(asked.sent) for asked in (*one.earlier, one))
 
 
-def load_observations(path: Path, *, module: nn.Module | None = None, loss: Loss | None = None) -> list[Observation]:
+def load_observations(
+    path: Path, *, module: nn.Module | str | None = None, loss: Loss | None = None
+) -> list[Observation]:
     """Read a file of observations.
 
     Where the file names a user's own code, ``module`` is the model as that builds it, before any defense reshaped it,
-    and ``loss`` what its clients minimise.
+    or its spec, and ``loss`` what its clients minimise.
     """
-    built: list[nn.Module] = []
+    header: Header
+    architecture: nn.Module
 
     def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        nonlocal header, architecture
+        header = Header.read(path, meta)
+        own = models.build(module, header.domain, seed=0) if isinstance(module, str) else module
         # Shapes alone, and no more of them than the file has: a hostile header cannot make us allocate, or wait.
-        with torch.device("meta"), at_most(len(shapes)):
-            model = _model(path, meta) if module is None else copy.deepcopy(module).to("meta")
-            _check_shapes(path, meta, shapes, _as_sent(path, meta, model))
-        built.append(_as_sent(path, meta, _model(path, meta) if module is None else module))
+        with torch.device("meta"), limit_parameters(len(shapes)):
+            model = _named_model(path, header) if own is None else copy.deepcopy(own).to("meta")
+            _check_shapes(path, header, shapes, _as_sent(path, header, model))
+        architecture = _as_sent(path, header, _named_model(path, header) if own is None else own)
 
-    tensors, meta = read_tensors(path, KIND, check=check)
-    architecture = built[0]
-    tensors = as_built(path, tensors, architecture)
-    architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
-    statistics, labels = _part(tensors, "statistics/"), checked_labels(path, tensors, read_domain(path, meta).classes)
-    if meta.get("loss") is not None and loss is None:
+    tensors, _ = read_tensors(path, KIND, check=check)
+    if header.loss is not None and loss is None:
         raise BadFileError(
-            f"{path}: its clients minimise {str(meta['loss'])[:80]!r}, which is yours to give: load it with loss="
+            f"{path}: its clients minimise {header.loss[:80]!r}, which is yours to give: load it with loss="
         )
-    common = _header(path, meta) | {"module": architecture, "loss": loss or cross_entropy}
-    count: int = meta["replies"]
-    places = [f"earlier/{number}/" for number in range(meta.get("earlier") or 0)]
-    asked = [_replies(tensors, place, common, count) for place in (*places, "")]
+    tensors = _like_model(path, tensors, architecture)
+    architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
+    labels, statistics = _labels(path, tensors, header.domain.classes), _part(tensors, "statistics/")
+
+    def observation(place: str, number: int, **known: Any) -> Observation:
+        reply = {name: tensor[number] for name, tensor in _part(tensors, f"{place}reply/").items()}
+        return Observation(
+            module=architecture,
+            model=header.model,
+            domain=header.domain,
+            threat=header.threat,
+            sent=sent[place],
+            reply=reply,
+            kind=header.kind,
+            batch_size=header.batch_size,
+            recipe=header.recipe,
+            defense=header.defense,
+            reshaped=header.reshaped,
+            crafted=header.crafted,
+            loss=loss or cross_entropy,
+            **known,
+        )
+
+    sent = {place: _part(tensors, "sent/") | _part(tensors, f"{place}sent/") for place in header.places}
     return [
-        replace(
-            last,
-            labels=None if labels is None else labels[i],
-            statistics={name: tensor[i] for name, tensor in statistics.items()} or None,
-            earlier=tuple(replies[i] for replies in asked[:-1]),
+        observation(
+            "",
+            number,
+            labels=None if labels is None else labels[number],
+            statistics={name: tensor[number] for name, tensor in statistics.items()} or None,
+            earlier=tuple(observation(place, number) for place in header.places[:-1]),
         )
-        for i, last in enumerate(asked[-1])
+        for number in range(header.replies)
     ]
 
 
-def _replies(tensors: Params, place: str, common: dict[str, Any], count: int) -> list[Observation]:
-    """All replies to one broadcast."""
-    sent, replies = _part(tensors, "sent/") | _part(tensors, f"{place}sent/"), _part(tensors, f"{place}reply/")
-    return [
-        Observation(**common, sent=sent, reply={name: tensor[i] for name, tensor in replies.items()})
-        for i in range(count)
-    ]
-
-
-def _model(path: Path, meta: dict[str, Any]) -> nn.Module:
+def _named_model(path: Path, header: Header) -> nn.Module:
     """The model that the header names, without a front; its parameters do not matter, those of the file do."""
-    (_, spec), domain = models.split_front(_header(path, meta)["model"]), read_domain(path, meta)
+    _, spec = models.split_front(header.model)
     if models.is_import_path(spec):
         raise BadFileError(f"{path} is of the model {spec!r}, whose code is yours to give: add --model {spec}")
     with _named_by(path, "a model"):
         check_options(spec)
-        return models.build(_without_weights(spec), domain, seed=0)
+        # a file must not start a download, and brings its own weights; published ones are for inputs as they are
+        name, options = split_spec(spec)
+        if options.pop("weights", "none") != "none":
+            options["normalize"] = "false"
+        spec = name + ":" + ",".join(f"{key}={value}" for key, value in options.items())
+        return models.build(spec, header.domain, seed=0)
 
 
-def _as_sent(path: Path, meta: dict[str, Any], model: nn.Module) -> nn.Module:
+def _as_sent(path: Path, header: Header, model: nn.Module) -> nn.Module:
     """The architecture that the defenses in the header make of the model, behind the front that the server put."""
-    header = _header(path, meta)
-    spec, (front, _) = header["reshaped"], models.split_front(header["model"])
+    front, _ = models.split_front(header.model)
     with _named_by(path, "an architecture"):
-        model = model if spec is None else DEFENSES.build(spec).on_model(model)
-        return model if front is None else models.fronted(front, model, header["domain"], seed=0)
+        model = model if header.reshaped is None else DEFENSES.build(header.reshaped).on_model(model)
+        return model if front is None else models.fronted(front, model, header.domain, seed=0)
 
 
 @contextmanager
@@ -157,101 +248,101 @@ def _named_by(path: Path, what: str) -> Iterator[None]:
         raise BadFileError(f"{path}: its header names {what} that cannot be: {in_one_line(error)[:200]}") from error
 
 
-def _without_weights(spec: str) -> str:
-    """The same architecture without fetching weights for it: a file must not start a download, and brings its own.
+def check_options(spec: str) -> None:
+    """Refuse a model whose options are out of proportion."""
+    for key, text in split_spec(spec)[1].items():
+        try:
+            value = int(text)
+        except ValueError:
+            continue  # whoever builds the model says what it should be
+        if abs(value) > LARGEST_OPTION:
+            raise GradveilError(f"its option {key} is {text[:40]}, at most {LARGEST_OPTION:,} is read from a file")
 
-    Published weights of this family are for inputs that are not normalised.
+
+@contextmanager
+def limit_parameters(tensors: int) -> Iterator[None]:
+    """Stop the building of a model once it has more parameters than the file has tensors.
+
+    A depth of a million costs nothing to write and minutes to build, even without memory. The file has every parameter
+    at least twice, as sent and in the replies, so that this leaves room for layers that are replaced on the way.
     """
-    name, options = split_spec(spec)
-    if options.pop("weights", "none") != "none":
-        options["normalize"] = "false"
-    return name + ":" + ",".join(f"{key}={value}" for key, value in options.items())
+    built, here = 0, get_ident()
 
+    def count(_module: nn.Module, _name: str, _parameter: nn.Parameter) -> None:
+        nonlocal built
+        built += get_ident() == here  # the hook is global
+        if built > tensors:
+            raise GradveilError(f"it has more parameters than the {tensors} tensors of the file")
 
-def _header(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an Observation that the header gives, each checked."""
-    model, kind, size, defense = (meta.get(key) for key in ("model", "kind", "batch_size", "defense"))
-    recipe, reshaped, crafted = meta.get("recipe"), meta.get("reshaped"), meta.get("crafted") or []
-    problems = [
-        (isinstance(model, str) and len(model) <= 200, "model"),
-        (kind in ("gradient", "delta"), "kind"),
-        (size is None or (type(size) is int and 1 <= size <= 2**20), "batch_size"),
-        (defense is None or (isinstance(defense, str) and len(defense) <= 500), "defense"),
-        (reshaped is None or (isinstance(reshaped, str) and len(reshaped) <= 200), "reshaped"),
-        (recipe is None or isinstance(recipe, dict), "recipe"),
-        (isinstance(meta.get("threat"), str) and len(meta["threat"]) <= 200, "threat"),
-        (isinstance(crafted, list) and all(isinstance(name, str) for name in crafted), "crafted"),
-        (meta.get("earlier") is None or (type(meta["earlier"]) is int and 0 <= meta["earlier"] <= 1000), "earlier"),
-        (type(meta.get("replies")) is int and meta["replies"] >= 1, "replies"),
-    ]
-    for good, field in problems:
-        if not good:
-            raise BadFileError(f"{path}: its header has an impossible {field!r}")
-    domain = read_domain(path, meta)
+    hook = register_module_parameter_registration_hook(count)
     try:
-        how = None if recipe is None else Recipe(**recipe)
-        check_work(domain, size, how)
-        return {
-            "model": model,
-            "kind": cast(Literal["gradient", "delta"], kind),
-            "batch_size": size,
-            "defense": defense,
-            "domain": domain,
-            "threat": threat_model(meta["threat"]).name,
-            "recipe": how,
-            "reshaped": None if reshaped is None else _only_reshaping(reshaped),
-            "crafted": tuple(crafted),
-        }
-    except (TypeError, GradveilError) as error:
-        raise BadFileError(f"{path}: its header is impossible: {str(error)[:300]}") from None
+        yield
+    finally:
+        hook.remove()
 
 
-def _only_reshaping(spec: str) -> str:
-    """The spec in its one spelling if all its links change the architecture: no other defense is even built."""
-    known = DEFENSES.canonical(spec)
-    for link in DEFENSES.links(known):
-        if not DEFENSES.reshapes(link):
-            raise GradveilError(f"'reshaped' names {link!r}, a defense that does not change the architecture")
-    return known
-
-
-def read_domain(path: Path, meta: dict[str, Any]) -> Domain:
-    """The domain that a header names, checked."""
-    said = meta.get("domain")
-    try:
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(said or {}).items()}
-        return Domain(**values)
-    except (TypeError, ValueError, GradveilError) as error:
-        raise BadFileError(f"{path}: its header has an impossible 'domain': {str(error)[:300]}") from None
-
-
-def _check_shapes(path: Path, meta: dict[str, Any], shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
-    _header(path, meta)
-    replies: int = meta["replies"]
-    if (1 + (meta.get("earlier") or 0)) * len(dict(module.named_parameters())) > len(shapes):
+def _check_shapes(path: Path, header: Header, shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
+    parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    if (1 + header.earlier) * len(parameters) > len(shapes):
         raise BadFileError(f"{path}: it has {len(shapes)} tensors, too few for the model and the replies of its header")
     wanted: dict[str, tuple[int, ...]] = {}
-    for place in ("", *(f"earlier/{number}/" for number in range(meta.get("earlier") or 0))):
-        sent = {f"{place}sent/{name}": tuple(p.shape) for name, p in module.named_parameters()}
+    for place in header.places:
+        sent = {f"{place}sent/{name}": shape for name, shape in parameters.items()}
         wanted |= {name: shape for name, shape in sent.items() if not place or name in shapes}
-        wanted |= {f"{place}reply/{name}": (replies, *p.shape) for name, p in module.named_parameters()}
+        wanted |= {f"{place}reply/{name}": (header.replies, *shape) for name, shape in parameters.items()}
     wanted |= {f"buffer/{name}": tuple(b.shape) for name, b in _persistent_buffers(module).items()}
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and f"statistics/{name}.mean" in shapes:
             both = (f"statistics/{name}.{part}" for part in ("mean", "variance"))
-            wanted |= dict.fromkeys(both, (replies, layer.num_features))
+            wanted |= dict.fromkeys(both, (header.replies, layer.num_features))
     if "labels" in shapes:
-        wanted["labels"] = (replies, meta.get("batch_size") or max((1, *shapes["labels"][1:])))
+        wanted["labels"] = (header.replies, header.batch_size or max((1, *shapes["labels"][1:])))
+
+    def shown(shape: tuple[int, ...] | None) -> str:
+        return "absent" if shape is None else "x".join(map(str, shape)) or "a scalar"
+
     for name in sorted(wanted.keys() | shapes.keys()):
         if wanted.get(name) != shapes.get(name):
             raise BadFileError(
-                f"{path}: tensor {name!r} is {_shape(shapes.get(name))}, "
-                f"where model {meta['model']!r} has {_shape(wanted.get(name))}"
+                f"{path}: tensor {name!r} is {shown(shapes.get(name))}, "
+                f"where model {header.model!r} has {shown(wanted.get(name))}"
             )
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "absent" if shape is None else "x".join(map(str, shape)) or "a scalar"
+def _like_model(path: Path, tensors: Params, module: nn.Module) -> Params:
+    """All tensors but the labels in the precision of the model. Whole numbers in place of fractions are refused."""
+    dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+    usual = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    converted: Params = {}
+    for name, tensor in tensors.items():
+        dtype = dtypes.get(re.sub(r"^(earlier/\d+/)?(sent|reply|buffer)/", "", name), usual)
+        if name == "labels" or tensor.dtype == dtype:
+            converted[name] = tensor
+            continue
+        if tensor.is_floating_point() != dtype.is_floating_point:
+            raise BadFileError(
+                f"{path}: tensor {name!r} is of {_kind(tensor.dtype)}, where the model has {_kind(dtype)}"
+            )
+        converted[name] = tensor.to(dtype)
+        if not bool(torch.isfinite(converted[name]).all()):
+            raise BadFileError(f"{path}: tensor {name!r} holds numbers too large for {_kind(dtype)}")
+    return converted
+
+
+def _labels(path: Path, tensors: Params, classes: int) -> Tensor | None:
+    """The labels as int64, each one a class; None where the file has none."""
+    labels = tensors.get("labels")
+    if labels is None:
+        return None
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise BadFileError(f"{path}: its labels are of {_kind(labels.dtype)}, not whole numbers")
+    if bool(((labels < 0) | (labels >= classes)).any()):
+        raise BadFileError(f"{path}: its labels are not all from 0 to {classes - 1}, the classes of its domain")
+    return labels.long()
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _part(tensors: Params, prefix: str) -> Params:
