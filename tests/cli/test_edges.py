@@ -185,6 +185,7 @@ class Impatient:
         if name == "gradveil.cli.train":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Impatient())
+sys.argv = ['gradveil', 'train']
 from gradveil.cli.main import run
 run()
 """
@@ -194,8 +195,33 @@ run()
 
 def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
     yield name, command.get_help(click.Context(command, info_name=name))
-    for below, one in (command.commands if isinstance(command, click.Group) else {}).items():
-        yield from helps(one, f"{name} {below}")
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for below in command.list_commands(context):
+            if one := command.get_command(context, below):
+                yield from helps(one, f"{name} {below}")
+
+
+def test_the_table_of_commands_says_what_they_do() -> None:
+    group = typer.main.get_command(main.app)
+    assert isinstance(group, click.Group)
+    for name, (_, text) in main.COMMANDS.items():
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert str(command.help).partition("\n")[0] == text
+
+
+def test_help_and_version_need_no_torch() -> None:
+    script = """
+import sys
+from gradveil.cli.main import app
+for words in (["--help"], ["--version"]):
+    app(words, standalone_mode=False)
+assert not {"torch", "numpy", "rich.table"} & sys.modules.keys(), "help loads what takes seconds"
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "audit" in done.stdout
+    assert "gradveil 0" in done.stdout
 
 
 def test_no_help_shows_what_escapes_its_brackets() -> None:

@@ -12,72 +12,108 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
+import click
+import typer
+import typer.core
+
+from gradveil import __version__
+from gradveil.core.errors import GradveilError
+
 INTERRUPTED = "gradveil: interrupted"
+COMMANDS = {
+    "audit": (
+        "gradveil.cli.audit:audit",
+        "Attack the updates of clients with each defense, and write what leaked to audit.json and report.html.",
+    ),
+    "report": ("gradveil.cli.audit:report", "Write report.html of a saved audit anew."),
+    "score": (
+        "gradveil.cli.audit:score",
+        "Score the saved reconstructions of an audit again, without attacking again.",
+    ),
+    "attack": (
+        "gradveil.cli.attack:attack",
+        "Rebuild the private data behind saved updates. Nothing is scored: there is no truth here.",
+    ),
+    "train": (
+        "gradveil.cli.train:train",
+        "Train a model among clients, with a defense or without: accuracy, time and bytes per round in train.json.",
+    ),
+    "sweep": (
+        "gradveil.cli.sweep:sweep",
+        "Run every case of a study that is not done yet; each gets a folder, named by its digest, with result.json.",
+    ),
+    "reproduce": (
+        "gradveil.cli.reproduce:reproduce",
+        "Run a table or figure of a paper, and write a page with the paper's figures beside ours. Done cases are kept.",
+    ),
+    "leaderboard": (
+        "gradveil.cli.leaderboard:leaderboard",
+        "Enter defenses into the leaderboard, or only write its page anew; run again, it goes on where it stopped.",
+    ),
+    "inspect": (
+        "gradveil.cli.inspect:inspect",
+        "Look for the marks of a dishonest server in a broadcast. Exits with 3 if there are any, with 0 if not.",
+    ),
+    "list": (
+        "gradveil.cli.listing:show",
+        "List attacks, defenses, models, generators, data sets, assets or threat models.",
+    ),
+    "assets": ("gradveil.cli.assets:app", "Data sets and weights: fetch and verify."),
+    "bench": ("gradveil.cli.bench:app", "Benchmarks, each against a baseline in the same run."),
+    "generator": (
+        "gradveil.cli.generator:app",
+        "Generators, the prior of generative attacks: train one, look at one.",
+    ),
+}
+"""By name: where a command is, and what it does. Help reads this table alone: most commands load torch."""
 
-try:  # loading takes seconds, in which a person may think better of it
-    import click
-    import typer
-    import typer.core
-    from rich.console import Console
-
-    from gradveil import __version__
-    from gradveil.cli import (
-        assets,
-        attack,
-        audit,
-        bench,
-        generator,
-        inspect,
-        leaderboard,
-        listing,
-        reproduce,
-        sweep,
-        train,
-    )
-    from gradveil.core.errors import GradveilError
-except KeyboardInterrupt:
-    print(INTERRUPTED, file=sys.stderr)
-    sys.exit(130)
-
-# Where Rich is installed, Typer escapes brackets for it even in help that Rich does not print: "\[default: ig]".
+# Where Rich is installed, Typer escapes brackets for it even in help that Rich does not print: "\\[default: ig]".
 typer.core.HAS_RICH = False
 
 
-class _Commands(typer.core.TyperGroup):
-    """Says that it was interrupted, for Typer exits without a word; a command that says so itself raises an Exit."""
+class Commands(typer.core.TyperGroup):
+    """Loads a command when it is called, and says so when one is interrupted: Typer exits without a word."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        found = getattr(import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
+            alone.command(cmd_name)(found)
+            found = alone
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # a command that says so itself raises an Exit
             print(INTERRUPTED, file=sys.stderr)
             raise typer.Exit(130) from None
 
 
 app = typer.Typer(
     name="gradveil",
-    cls=_Commands,
+    cls=Commands,
     help="Shows what a federated-learning update gives away about the private data behind it, and stops it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
 )
-app.command("audit")(audit.audit)
-app.command("report")(audit.report)
-app.command("score")(audit.score)
-app.command("attack")(attack.attack)
-app.command("train")(train.train)
-app.command("sweep")(sweep.sweep)
-app.command("reproduce")(reproduce.reproduce)
-app.command("leaderboard")(leaderboard.leaderboard)
-app.command("inspect")(inspect.inspect)
-app.command("list")(listing.show)
-app.add_typer(assets.app, name="assets")
-app.add_typer(bench.app, name="bench")
-app.add_typer(generator.app, name="generator")
 
 
 def _version(wanted: bool) -> None:
@@ -99,7 +135,7 @@ def run() -> None:
     try:
         app(standalone_mode=True)
     except GradveilError as error:
-        Console(stderr=True, soft_wrap=True).print(f"gradveil: {error}", markup=False, highlight=False)
+        print(f"gradveil: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
