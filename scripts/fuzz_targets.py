@@ -29,7 +29,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from gradveil import models
-from gradveil.assets import CATALOGUE, Asset, Source, archive, asset_folder, fetch, read_numpy_pickle, verify
+from gradveil.assets import CATALOGUE, Asset, Source, asset_folder, fetch, read_numpy_pickle, verify
+from gradveil.assets.fetching import extract
 from gradveil.attacks import engine, load_reconstructions
 from gradveil.auditing import make_case, make_observed_case, read_case, run_case, run_observed, score_again
 from gradveil.auditing.costs import costs
@@ -324,7 +325,7 @@ def _unpacked(folder: Path) -> None:
 
     for name in ("toy.whl", "toy.tgz"):
         try:
-            archive.extract(folder / name, folder / f"out-{name}", kept_path=kept, limit=100_000)
+            extract(folder / name, folder / f"out-{name}", kept_path=kept, limit=100_000)
         except GradveilError as error:
             _one_line(error)
     written = [path for path in folder.rglob("*") if path.is_symlink() or "out-" in str(path)]

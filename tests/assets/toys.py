@@ -50,7 +50,6 @@ def toy(client: str, files: dict[str, bytes]) -> tuple[Asset, bytes]:
     asset = Asset(
         name="toy",
         title="a toy",
-        kind="data",
         source=SOURCES[client],
         archive_sha256=hashlib.sha256(archive).hexdigest(),
         archive_bytes=len(archive),

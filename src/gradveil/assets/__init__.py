@@ -13,8 +13,8 @@
 """
 
 from gradveil.assets.catalogue import CATALOGUE, Asset, Source, lookup
+from gradveil.assets.fetching import asset_folder, cache_folder, fetch, is_fetched, verify
 from gradveil.assets.pickles import read_numpy_pickle
-from gradveil.assets.store import asset_folder, cache_folder, fetch, status, verify
 
 __all__ = [
     "CATALOGUE",
@@ -23,8 +23,8 @@ __all__ = [
     "asset_folder",
     "cache_folder",
     "fetch",
+    "is_fetched",
     "lookup",
     "read_numpy_pickle",
-    "status",
     "verify",
 ]
