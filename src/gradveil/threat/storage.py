@@ -20,13 +20,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil import models
 from gradveil.client.local import cross_entropy
-from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.errors import BadFileError, GradveilError, in_one_line
 from gradveil.core.registry import split_spec
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import stack
 from gradveil.core.types import Domain, Loss, Params, Recipe
 from gradveil.defenses import DEFENSES
-from gradveil.models.imported import in_one_line
 from gradveil.threat.limits import at_most, check_options, check_work
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
