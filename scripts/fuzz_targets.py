@@ -41,12 +41,11 @@ from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
 from gradveil.data import load
 from gradveil.federated import make_training, read_training, run_training
-from gradveil.generators.checkpoint import read_checkpoint
-from gradveil.generators.dcgan import DCGAN
-from gradveil.generators.storage import load_generator, save_generator
-from gradveil.generators.stylegan2 import StyleGAN2, _published, load_stylegan2
-from gradveil.generators.tfjs import read_tfjs
-from gradveil.generators.training import Schedule, Trainer
+from gradveil.generators import DCGAN, load_generator, save_generator
+from gradveil.lab.generators.progan import read_tfjs
+from gradveil.lab.generators.published import read_checkpoint
+from gradveil.lab.generators.stylegan2 import StyleGAN2, _published, load_stylegan2
+from gradveil.lab.generators.training import Schedule, Trainer
 from gradveil.report import render, render_trainings
 from gradveil.reproduction import REPRODUCTIONS, page, plan
 from gradveil.reproduction.run import measured_file

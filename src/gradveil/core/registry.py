@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import math
 import types
@@ -32,16 +33,23 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._factories: dict[str, Callable[..., T]] = {}
+        self._factories: dict[str, Callable[..., T] | str] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
         def keep(factory: F) -> F:
-            if name in self._factories:
-                raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._factories[name] = factory
+            self._add(name, factory)
             return factory
 
         return keep
+
+    def register_path(self, name: str, path: str) -> None:
+        """Register the factory at ``package.module:name``, which is imported when it is first needed."""
+        self._add(name, path)
+
+    def _add(self, name: str, factory: Callable[..., T] | str) -> None:
+        if name in self._factories:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self._factories[name] = factory
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._factories))
@@ -50,7 +58,11 @@ class Registry(Generic[T]):
         return name in self._factories
 
     def get(self, name: str) -> Callable[..., T]:
-        return find(self.kind, name, self._factories)
+        factory = find(self.kind, name, self._factories)
+        if isinstance(factory, str):
+            module, _, attribute = factory.partition(":")
+            self._factories[name] = factory = getattr(importlib.import_module(module), attribute)
+        return factory
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options of one entry: keyword-only parameters of its factory, with the types that they are read as."""

@@ -18,10 +18,8 @@ from torch.nn import functional as F
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
-from gradveil.generators.base import Generator
-from gradveil.generators.checkpoint import Shapes, dimensions, read_checkpoint
-from gradveil.generators.registry import GENERATORS
-from gradveil.generators.resized import resized
+from gradveil.generators import Generator, resized
+from gradveil.lab.generators.published import Shapes, dimensions, read_checkpoint
 
 WIDTHS = {
     128: (16, 16, 8, 4, 2, 1),
@@ -130,9 +128,6 @@ class BigGAN(Generator):
         empty = torch.empty(count, self.latent, device=rng.device)
         return self.truncation * nn.init.trunc_normal_(empty, a=-2.0, b=2.0, generator=rng)
 
-    def carried(self, name: str) -> int:
-        return self.latent if self._place(name) else 0
-
     def stage(self, name: str, features: Tensor, wanted: Tensor | None) -> Tensor:
         at = self.stages.index(name)
         z, hidden = features[:, : self.latent], features[:, self.latent :]
@@ -153,7 +148,6 @@ class BigGAN(Generator):
         return int(4 * 2**doubled)
 
 
-@GENERATORS.register("biggan")
 def biggan(_progress: Progress, *, path: str, truncation: float = 1.0, size: int | None = None) -> Generator:
     """BigGAN-deep from your checkpoint (128, 256 or 512), with ImageNet's classes if it has them."""
     return resized(load_biggan(Path(path).expanduser(), truncation=truncation), size)
