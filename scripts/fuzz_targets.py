@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from gradveil import models
-from gradveil.assets import CATALOGUE, Asset, Source, asset_folder, fetch, read_numpy_pickle, verify
+from gradveil.assets import CATALOGUE, Asset, Package, asset_folder, fetch, read_numpy_pickle, verify
 from gradveil.assets.fetching import extract
 from gradveil.attacks import engine, load_reconstructions
 from gradveil.auditing import make_case, make_observed_case, read_case, run_case, run_observed, score_again
@@ -228,7 +228,7 @@ def _measured(folder: Path) -> None:
 
 def _toy() -> Asset:
     listing = f"{hashlib.sha256(b'a').hexdigest()}  a.bin\n{hashlib.sha256(b'b').hexdigest()}  sub/b.txt\n"
-    source = Source("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl")
+    source = Package("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl")
     known = replace(CATALOGUE["mnist"], name="toy", title="a toy", source=source, archive_sha256="0" * 64)
     return replace(known, manifest_sha256=hashlib.sha256(listing.encode()).hexdigest())
 

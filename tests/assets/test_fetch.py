@@ -19,7 +19,7 @@ import pytest
 
 from assets.toys import PAYLOAD, tarball, toy
 from gradveil import assets
-from gradveil.assets import CATALOGUE, Asset, Source, fetching
+from gradveil.assets import CATALOGUE, Asset, Package, fetching
 from gradveil.cli.main import app
 from gradveil.core.errors import BadFileError, NotAvailableError, UnknownNameError
 from gradveil.core.progress import Task
@@ -173,7 +173,7 @@ def test_set_up_code_of_a_wrong_source_package_never_runs(
     trace = tmp_path / "it-ran"
     code = f"import os, setuptools; os.mkdir({str(trace)!r}); setuptools.setup(name='toy', version='1.0')"
     registry.files["toy-1.0.tar.gz"] = tarball({"toy-1.0/setup.py": code.encode(), "toy-1.0/PKG-INFO": b"Name: toy\n"})
-    asset = replace(toy("pip", PAYLOAD)[0], source=Source("pip", "toy", "1.0", "toy-1.0.tar.gz"))
+    asset = replace(toy("pip", PAYLOAD)[0], source=Package("pip", "toy", "1.0", "toy-1.0.tar.gz"))
     monkeypatch.setitem(CATALOGUE, "toy", asset)
     with pytest.raises(NotAvailableError, match="HASHES"):
         assets.fetch("toy")

@@ -16,16 +16,16 @@ from gradveil.core.registry import find
 
 
 @dataclass(frozen=True)
-class Source:
+class Package:
     """Which package holds the files, and the name of the archive its client delivers."""
 
     client: Literal["pip", "npm"]
-    package: str
+    name: str
     version: str
     archive: str
 
     def __str__(self) -> str:
-        return f"{self.client} package {self.package} {self.version}"
+        return f"{self.client} package {self.name} {self.version}"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Asset:
 
     name: str
     title: str
-    source: Source
+    source: Package
     archive_sha256: str
     archive_bytes: int
     root: str
@@ -62,7 +62,7 @@ class Asset:
 
 
 CATALOGUE: dict[str, Asset] = {
-    name: Asset(name, **entry | {"source": Source(**entry["source"]), "keep": tuple(entry["keep"])})
+    name: Asset(name, **entry | {"source": Package(**entry["source"]), "keep": tuple(entry["keep"])})
     for name, entry in tomllib.loads((resources.files(__package__) / "catalogue.toml").read_text()).items()
 }
 

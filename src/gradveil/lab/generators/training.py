@@ -59,7 +59,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Draws:
+class IterationDraws:
     """All that is random in one iteration, for each critic step and, last, for the generator's."""
 
     index: Tensor
@@ -73,7 +73,7 @@ class Draws:
     mirrored: Tensor
     """[k, B]."""
 
-    def refill(self, other: Draws) -> None:
+    def refill(self, other: IterationDraws) -> None:
         for name, tensor in vars(other).items():
             getattr(self, name).copy_(tensor)
 
@@ -121,7 +121,7 @@ class Trainer:
         self.apart = torch.zeros((), device=images.device)
         self.done = 0
 
-    def draws(self, step: int) -> Draws:
+    def draws(self, step: int) -> IterationDraws:
         """Those of one iteration, which only the seed and its number decide: resuming needs no state of a generator."""
         rng = seeded(self.schedule.seed, "draws", step, device=self.images.device)
         k, size, device = self.schedule.critic_steps, self.schedule.batch, self.images.device
@@ -130,7 +130,7 @@ class Trainer:
         def uniform(*shape: int) -> Tensor:
             return torch.rand(shape, generator=rng, device=device)
 
-        return Draws(
+        return IterationDraws(
             index=torch.randint(len(self.images), (k, size), generator=rng, device=device),
             codes=torch.randn((k + 1, size, self.model.latent), generator=rng, device=device),
             labels=torch.randint(classes, (size,), generator=rng, device=device),
@@ -138,7 +138,7 @@ class Trainer:
             mirrored=(uniform(k, size) < 0.5) & self.schedule.flip,
         )
 
-    def iteration(self, draws: Draws) -> None:
+    def iteration(self, draws: IterationDraws) -> None:
         """Some updates of the critic, one of the generator, one of the average."""
         for k in range(self.schedule.critic_steps):
             self._raise_critic(draws, k)
@@ -150,7 +150,7 @@ class Trainer:
             for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(now, 1 - self.schedule.average)
 
-    def _raise_critic(self, draws: Draws, k: int) -> None:
+    def _raise_critic(self, draws: IterationDraws, k: int) -> None:
         self.up.zero_grad()
         labels = self.labels[draws.index[k]]
         real = self.images[draws.index[k]].float() / 255
@@ -201,7 +201,7 @@ class Trainer:
                 settled.decode(codes, labels)
         return settled.eval()
 
-    def _captured(self) -> Callable[[Draws], None]:
+    def _captured(self) -> Callable[[IterationDraws], None]:
         """The iteration as one CUDA graph. Parameters and optimisers are put back to where warming up found them."""
         held = self.draws(self.done)
         before = {name: tensor.clone() for name, tensor in self._state().items()}
@@ -217,7 +217,7 @@ class Trainer:
         for name, tensor in self._state().items():
             tensor.copy_(before[name]) if name in before else tensor.zero_()
 
-        def replay(draws: Draws) -> None:
+        def replay(draws: IterationDraws) -> None:
             held.refill(draws)
             graph.replay()
 
