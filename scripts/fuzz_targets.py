@@ -29,7 +29,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from gradveil import models
-from gradveil.assets import CATALOGUE, Asset, Source, archive, asset_folder, fetch, read_numpy_pickle, verify
+from gradveil.assets import CATALOGUE, Asset, Package, asset_folder, fetch, read_numpy_pickle, verify
+from gradveil.assets.fetching import extract
 from gradveil.attacks import engine, load_reconstructions
 from gradveil.auditing import make_case, make_observed_case, read_case, run_case, run_observed, score_again
 from gradveil.auditing.costs import costs
@@ -40,12 +41,11 @@ from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
 from gradveil.data import load
 from gradveil.federated import make_training, read_training, run_training
-from gradveil.generators.checkpoint import read_checkpoint
-from gradveil.generators.dcgan import DCGAN
-from gradveil.generators.storage import load_generator, save_generator
-from gradveil.generators.stylegan2 import StyleGAN2, _published, load_stylegan2
-from gradveil.generators.tfjs import read_tfjs
-from gradveil.generators.training import Schedule, Trainer
+from gradveil.generators import DCGAN, load_generator, save_generator
+from gradveil.lab.generators.progan import read_tfjs
+from gradveil.lab.generators.published import read_checkpoint
+from gradveil.lab.generators.stylegan2 import StyleGAN2, _published, load_stylegan2
+from gradveil.lab.generators.training import Schedule, Trainer
 from gradveil.report import render, render_trainings
 from gradveil.reproduction import REPRODUCTIONS, page, plan
 from gradveil.reproduction.run import measured_file
@@ -228,7 +228,7 @@ def _measured(folder: Path) -> None:
 
 def _toy() -> Asset:
     listing = f"{hashlib.sha256(b'a').hexdigest()}  a.bin\n{hashlib.sha256(b'b').hexdigest()}  sub/b.txt\n"
-    source = Source("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl")
+    source = Package("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl")
     known = replace(CATALOGUE["mnist"], name="toy", title="a toy", source=source, archive_sha256="0" * 64)
     return replace(known, manifest_sha256=hashlib.sha256(listing.encode()).hexdigest())
 
@@ -324,7 +324,7 @@ def _unpacked(folder: Path) -> None:
 
     for name in ("toy.whl", "toy.tgz"):
         try:
-            archive.extract(folder / name, folder / f"out-{name}", kept_path=kept, limit=100_000)
+            extract(folder / name, folder / f"out-{name}", kept_path=kept, limit=100_000)
         except GradveilError as error:
             _one_line(error)
     written = [path for path in folder.rglob("*") if path.is_symlink() or "out-" in str(path)]

@@ -22,7 +22,7 @@ from gradveil import generators, models
 from gradveil.core.seeding import generator as seeded
 from gradveil.core.seeding import isolated
 from gradveil.data import ImageSet, load
-from gradveil.metrics.coverage import frechet, precision_recall
+from gradveil.lab.generators.quality import frechet, precision_recall
 
 AT_ONCE = 100
 

@@ -41,7 +41,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from gradveil.assets import CATALOGUE, Asset, Source
+from gradveil.assets import CATALOGUE, Asset, Package
 from gradveil.cli.main import run
 from gradveil.core.locks import LOCK, holder
 
@@ -392,7 +392,7 @@ def _toy() -> tuple[Asset, bytes]:
         zipped.writestr("toy-1.0.dist-info/RECORD", "")
     listing = f"{hashlib.sha256(payload).hexdigest()}  a.bin\n"
     asset = Asset(
-        name="toy", title="a toy", kind="data", source=Source("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl"),
+        name="toy", title="a toy", source=Package("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl"),
         archive_sha256=hashlib.sha256(stream.getvalue()).hexdigest(), archive_bytes=len(stream.getvalue()), root="toy/",
         keep=("*.bin",), kept_bytes=len(payload), manifest_sha256=hashlib.sha256(listing.encode()).hexdigest(),
         licence="CC0-1.0", licence_note="made for kills",

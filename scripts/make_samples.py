@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from gradveil.data import MemoryImages, load
-from gradveil.data.samples import to_sheet
+from gradveil.data.registry import COLUMNS
 
 PER_CLASS = 10
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "gradveil" / "data" / "samples"
@@ -22,6 +23,14 @@ def round_robin(labels: Tensor, classes: int) -> Tensor:
     """Indices of the first PER_CLASS images of each class: class 0, 1, 2, ..., then each class's second, and so on."""
     firsts = [(labels == label).nonzero().flatten()[:PER_CLASS] for label in range(classes)]
     return torch.stack(firsts, dim=1).flatten()
+
+
+def to_sheet(images: Tensor) -> Image.Image:
+    """Images uint8 [rows * 10, C, H, W] as one picture, ten in a row."""
+    count, channels, height, width = images.shape
+    grid = images.view(count // COLUMNS, COLUMNS, channels, height, width).permute(0, 3, 1, 4, 2)
+    pixels = grid.reshape(count // COLUMNS * height, COLUMNS * width, channels)
+    return Image.fromarray(pixels.numpy() if channels == 3 else pixels[..., 0].numpy())
 
 
 def write(name: str) -> None:
@@ -35,6 +44,8 @@ def write(name: str) -> None:
         "height": height,
         "width": width,
         "class_names": chosen.class_names,
+        "mean": chosen.mean,
+        "std": chosen.std,
         "labels": chosen.labels.tolist(),
         "indices": indices.tolist(),
     }

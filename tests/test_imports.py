@@ -11,7 +11,7 @@ import gradveil
 
 LEVELS = (
     "core", "assets", "data", "models", "generators", "joint", "defenses", "client", "threat", "attacks", "federated",
-    "metrics", "auditing", "report", "studies", "bench", "reproduction", "cli",
+    "metrics", "auditing", "report", "studies", "bench", "reproduction", "lab", "cli",
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent
 ONLY_FOR_PEOPLE = {"typer", "rich"}

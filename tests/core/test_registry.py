@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Literal
 
 import pytest
@@ -86,3 +87,16 @@ def test_canonical_is_one_spelling(tools: Registry[object]) -> None:
 
 def test_split_spec() -> None:
     assert split_spec("noise: sigma = 0.1 ") == ("noise", {"sigma": "0.1"})
+
+
+def test_a_factory_elsewhere_is_imported_when_it_is_needed(tools: Registry[object]) -> None:
+    tools.register_path("fraction", "fractions:Fraction")
+    tools.register_path("nothing", "no_such_library_anywhere:make")
+    assert list(tools) == ["fraction", "nail", "nothing", "saw"]
+    assert tools.build("fraction", 1, 2) == Fraction(1, 2)
+    with pytest.raises(ModuleNotFoundError):
+        tools.get("nothing")
+    with pytest.raises(UnknownNameError, match="did you mean fraction"):
+        tools.get("fractoin")
+    with pytest.raises(ValueError, match="twice"):
+        tools.register_path("saw", "fractions:Fraction")

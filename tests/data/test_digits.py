@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.data import load
-from gradveil.data.idx import read_idx
+from gradveil.data.digits import read_idx
 
 IMAGES = torch.arange(3 * 28 * 28).remainder(251).view(3, 28, 28).to(torch.uint8)
 LABELS = torch.tensor([7, 0, 9], dtype=torch.uint8)

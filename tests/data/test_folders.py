@@ -11,7 +11,7 @@ from PIL import Image
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.data import IMAGENET_MEAN, load
-from gradveil.data.files import _decode
+from gradveil.data.sets import _decode
 
 
 def paint(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (50, 40)) -> None:

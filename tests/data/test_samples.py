@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from make_samples import to_sheet
 
 from gradveil.core.types import Domain
 from gradveil.data import load
-from gradveil.data.samples import from_sheet, to_sheet
+from gradveil.data.registry import from_sheet
 
 SAMPLES = {
     "cifar10": Domain(3, 32, 32, classes=10, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.243, 0.262)),

@@ -82,7 +82,7 @@ def test_the_bottleneck_is_what_the_paper_says(rows: int) -> None:
     outputs = bottleneck(features)
     expected, divergence = by_hand(bottleneck, features, noise)
     torch.testing.assert_close(outputs, expected)
-    torch.testing.assert_close(bottleneck.taken(), 0.25 * divergence)
+    torch.testing.assert_close(bottleneck.pop_term(), 0.25 * divergence)
 
 
 def test_without_a_draw_the_code_is_its_mean() -> None:
@@ -96,7 +96,7 @@ def test_the_term_stays_finite_where_the_standard_deviation_vanishes() -> None:
     with torch.no_grad():
         bottleneck.encoder.bias[3:] = -1e4
     bottleneck(torch.ones(1, 2))
-    assert torch.isfinite(bottleneck.taken())
+    assert torch.isfinite(bottleneck.pop_term())
 
 
 @pytest.mark.parametrize("model", FAMILIES)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,8 @@ from gradveil.core.errors import BadFileError, GradveilError, UnknownNameError
 from gradveil.core.seeding import generator as seeded
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.data import load
-from gradveil.generators import GENERATORS, load_generator, registry, save_generator
-from gradveil.generators.dcgan import DCGAN
-from gradveil.generators.storage import KIND
+from gradveil.generators import DCGAN, GENERATORS, load_generator, save_generator, store
+from gradveil.generators.store import KIND, PUBLISHED
 
 SHIPPED = {"cifar10": ("cifar10-samples", 10_137, 4), "mnist": ("mnist-samples", 2_880, 5)}
 
@@ -60,7 +62,7 @@ def test_specs(tmp_path: Path) -> None:
 
 
 def test_the_examples_are_right() -> None:
-    assert doctest.testmod(registry) == (0, 3)
+    assert doctest.testmod(store) == (0, 3)
 
 
 def test_a_saved_generator_is_the_same_in_half_precision(tmp_path: Path) -> None:
@@ -98,3 +100,15 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     write_tensors(path, "observation", tensors, meta)
     with pytest.raises(BadFileError, match="holds 'observation', not 'generator'"):
         load_generator(path)
+
+
+def test_published_generators_are_the_entry_points_of_the_project_and_loaded_when_needed() -> None:
+    """Also where the sources are used without being installed: the table of paths is the one in pyproject.toml."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["gradveil.generators"] == PUBLISHED
+    code = (
+        "import sys; from gradveil import generators as g; assert not any('gradveil.lab' in m for m in sys.modules); "
+    )
+    code += "print(*[g.GENERATORS.get(name).__name__ for name in g.GENERATORS])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["biggan", "cifar10", "file", "mnist", "progan_128", "stylegan2"]

@@ -12,19 +12,19 @@
 - ``cifar-resnet18``: ``model_test.pt``, a plain state dict
 """
 
-from gradveil.assets.catalogue import CATALOGUE, Asset, Source, lookup
+from gradveil.assets.catalogue import CATALOGUE, Asset, Package, lookup
+from gradveil.assets.fetching import asset_folder, cache_folder, fetch, is_fetched, verify
 from gradveil.assets.pickles import read_numpy_pickle
-from gradveil.assets.store import asset_folder, cache_folder, fetch, status, verify
 
 __all__ = [
     "CATALOGUE",
     "Asset",
-    "Source",
+    "Package",
     "asset_folder",
     "cache_folder",
     "fetch",
+    "is_fetched",
     "lookup",
     "read_numpy_pickle",
-    "status",
     "verify",
 ]

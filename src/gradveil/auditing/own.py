@@ -17,8 +17,7 @@ from gradveil.client import cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.types import Batch, Loss, Recipe
-from gradveil.data import ImageSet, load
-from gradveil.data.tensors import TensorImages
+from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES
 from gradveil.defenses.public import SHIPPED
 from gradveil.threat import threat_model
@@ -72,12 +71,12 @@ def audit(
         return run_on(case, private, Path(folder), own=model, loss=loss, progress=progress)
 
 
-def _private_first(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | None, classes: int) -> TensorImages:
+def _private_first(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | None, classes: int) -> MemoryImages:
     """The private examples and after them the other pictures, whose labels nobody looks at."""
     others = _others(inputs, gallery)
-    return TensorImages(
+    return MemoryImages(
         name="your batch",
-        inputs=torch.cat([inputs, others]),
+        images=torch.cat([inputs, others]),
         labels=torch.cat([labels, labels.new_zeros(len(others))]),
         class_names=tuple(map(str, range(classes))),
         mean=(0.0,) * inputs.shape[1],

@@ -9,8 +9,7 @@ import torch
 
 from gradveil.bench.timing import CIFAR, seconds
 from gradveil.core.seeding import generator
-from gradveil.data import ImageSet
-from gradveil.data.memory import MemoryImages
+from gradveil.data import ImageSet, MemoryImages
 from gradveil.federated import Federation, Training
 from gradveil.federated.case import SideBySide
 

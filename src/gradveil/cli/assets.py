@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradveil.assets import CATALOGUE, fetch, lookup, status, verify
+from gradveil.assets import CATALOGUE, fetch, is_fetched, lookup, verify
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
 
@@ -23,7 +23,8 @@ def get(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See:
         lookup(name)
     for name in names:
         folder = fetch(name, repair=True, progress=Terminal(_errors))
-        _out.print(f"{name}: {folder}  ({lookup(name).licence})", highlight=False, markup=False)
+        asset = lookup(name)
+        _out.print(f"{name}: {folder}  ({asset.licence}: {asset.licence_note})", highlight=False, markup=False)
 
 
 @app.command("verify")
@@ -31,7 +32,7 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]",
     """Compare every file of fetched assets with its digest."""
     bad = 0
     for name in names or CATALOGUE:
-        if status(name) == "absent":
+        if not is_fetched(name):
             _out.print(f"{name}: not fetched", highlight=False)
             continue
         problems = verify(name)

@@ -15,8 +15,7 @@ from gradveil.cli.device import checked_device
 from gradveil.cli.progress import Terminal
 from gradveil.core.atomic import write_atomically
 from gradveil.generators import build, draw_sheet
-from gradveil.generators.fitting import beside, fit
-from gradveil.generators.training import Schedule
+from gradveil.lab.generators.training import Schedule, beside, fit
 
 app = typer.Typer(help="Generators, the prior of generative attacks: train one, look at one.", no_args_is_help=True)
 _errors = Console(stderr=True)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradveil.assets import CATALOGUE, status
+from gradveil.assets import CATALOGUE, is_fetched
 from gradveil.attacks import ATTACKS
 from gradveil.core.registry import Registry
 from gradveil.data import DATASETS
@@ -70,7 +70,7 @@ def _registry(registry: Registry[Any]) -> None:
 def _assets() -> None:
     table = _table("name", "here", "size", "licence", "what it is")
     for name, asset in CATALOGUE.items():
-        table.add_row(name, status(name), asset.size, asset.licence, asset.title)
+        table.add_row(name, "ready" if is_fetched(name) else "absent", asset.size, asset.licence, asset.title)
     _out.print(table, highlight=False)
 
 

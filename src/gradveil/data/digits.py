@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
+import math
 import string
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from gradveil import assets
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
-from gradveil.data.base import ImageSet
-from gradveil.data.idx import read_idx
-from gradveil.data.memory import MemoryImages
 from gradveil.data.registry import DATASETS, Split, existing_folder
+from gradveil.data.sets import ImageSet, MemoryImages
 
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
+_UNSIGNED_BYTE = 0x08
+_MOST_BYTES = 1 << 30  # EMNIST ByClass, the largest of the family, has about half of this
+_CHUNK = 1 << 20
 _STEMS: dict[Split, str] = {"train": "train", "test": "t10k"}
 
 
@@ -104,3 +112,34 @@ def _find(folder: Path, family: _Family, file: str) -> Path:
             if candidate.is_file():
                 return candidate
     raise GradveilError(f"{folder} holds no {file}, plain or .gz, there or in {family.name}/raw")
+
+
+def read_idx(path: Path, *, dimensions: int) -> Tensor:
+    """The array in an idx file of unsigned bytes, plain or gzipped, as uint8 with that many dimensions.
+
+    The header is two zero bytes, the type, the number of dimensions, then each dimension in 32 bits, big-endian.
+    """
+    expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            if magic != expected:
+                raise BadFileError(
+                    f"{path} is no idx file of {dimensions} dimensions: it begins {magic.hex()}, not {expected.hex()}"
+                )
+            sizes = file.read(4 * dimensions)
+            if len(sizes) < 4 * dimensions:
+                raise BadFileError(f"{path} is truncated: it ends within its header")
+            shape = struct.unpack(f">{dimensions}I", sizes)
+            count = math.prod(shape)
+            if count > _MOST_BYTES:
+                raise BadFileError(f"{path} claims {count} bytes of data, more than any data set of its kind")
+            data, filled = bytearray(count), 0
+            while filled < count and (more := file.readinto(memoryview(data)[filled : filled + _CHUNK])):
+                filled += more
+            if filled < count or file.read(1):
+                found = "truncated" if filled < count else "longer than its header says"
+                raise BadFileError(f"{path} is {found}: it should hold {count} bytes of data")
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadFileError(f"cannot read {path}: {error}") from error
+    return torch.frombuffer(data, dtype=torch.uint8).view(shape) if count else torch.empty(shape, dtype=torch.uint8)

@@ -25,7 +25,7 @@ from gradveil.defenses.base import Defense, Step
 from gradveil.defenses.clip import sharing_layer
 from gradveil.defenses.registry import DEFENSES
 from gradveil.defenses.strides import StridesUnfolded
-from gradveil.models.structure import Representation, classifier
+from gradveil.models import Representation, classifier
 
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 """So many input entries are differentiated together, by kind of device: more gains nothing and costs memory."""

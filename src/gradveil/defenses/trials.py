@@ -211,7 +211,7 @@ class LossAfter:
         used = {**step.model.buffers, **step.frozen, **step.params, **self.flat.named(slots)}
 
         def loss() -> Tensor:
-            return sum((layer.taken() for layer in adding), start=step.loss(module(batch.inputs), batch.labels))
+            return sum((layer.pop_term() for layer in adding), start=step.loss(module(batch.inputs), batch.labels))
 
         def run() -> Tensor:
             losses = [loss()] if start_too else []

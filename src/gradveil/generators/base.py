@@ -41,15 +41,6 @@ class Generator(nn.Module, ABC):
         """Codes [count, latent] as the generator expects them, drawn on the device of ``rng``."""
         return torch.randn(count, self.latent, generator=rng, device=rng.device)
 
-    def carried(self, name: str) -> int:
-        """How many leading entries of the features that enter a stage only pass through it, for use by later ones too.
-
-        None, unless every stage reads the code: then features are flat, [n, carried + rest], and a search may treat the
-        two parts differently.
-        """
-        self._place(name)
-        return 0
-
     def forward(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
         return self.decode(z, labels)
 
@@ -66,20 +57,19 @@ class Generator(nn.Module, ABC):
         return self._run(features, self.stages[self._place(start) : self._place(stop)], labels)
 
     def _run(self, features: Tensor, stages: tuple[str, ...], labels: Tensor | None) -> Tensor:
-        wanted = self._wanted(labels, len(features), features)
+        wanted = None  # a label that the generator cannot use is no mistake: the attack found it anyway
+        if self.classes is not None:
+            if labels is None:
+                shape = (len(features), self.classes)
+                wanted = torch.full(shape, 1 / self.classes, device=features.device, dtype=features.dtype)
+            elif labels.dim() > 1:
+                wanted = labels
+            else:  # torch's one_hot looks at the labels' values, and so cannot draw for many problems at once
+                classes = torch.arange(self.classes, device=features.device)
+                wanted = (labels.unsqueeze(-1) == classes).to(features.dtype)
         for name in stages:
             features = self.stage(name, features, wanted)
         return features
-
-    def _wanted(self, labels: Tensor | None, count: int, like: Tensor) -> Tensor | None:
-        if self.classes is None:
-            return None  # a label that the generator cannot use is no mistake: the attack found it anyway
-        if labels is None:
-            return torch.full((count, self.classes), 1 / self.classes, device=like.device, dtype=like.dtype)
-        if labels.dim() > 1:
-            return labels
-        # torch's one_hot looks at the labels' values, and so cannot draw for many problems at once
-        return (labels.unsqueeze(-1) == torch.arange(self.classes, device=like.device)).to(like.dtype)
 
     def _place(self, name: str) -> int:
         if name not in self.stages:

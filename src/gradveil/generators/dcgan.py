@@ -1,4 +1,4 @@
-"""A small convolutional generator and its critic, after the DCGAN in the appendix of GGL (Li et al., CVPR 2022).
+"""A small convolutional generator, after the DCGAN in the appendix of GGL (Li et al., CVPR 2022).
 
 There: a code of 128, a linear layer to 512x4x4, three transposed convolutions of 2x2 with stride 2, batch norm between
 them. A 2x2 kernel with stride 2 paints every pixel block apart; ``kernel=4`` lets neighbors overlap and is what the
@@ -7,7 +7,6 @@ shipped weights use. With classes, the scale and shift after each norm are those
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -81,29 +80,3 @@ class DCGAN(Generator):
         _, height, width = self.shape
         top, left = (SIDE - height) // 2, (SIDE - width) // 2
         return torch.sigmoid(self.up32(features)[..., top : top + height, left : left + width])
-
-
-class Critic(nn.Module):
-    """How real images [n, C, H, W] of these classes look: one number each, higher for real. No batch norm, as in WGAN.
-
-    With classes, the features are also compared with the class's own direction (projection).
-    """
-
-    def __init__(self, shape: tuple[int, int, int], classes: int | None, features: int = 128) -> None:
-        super().__init__()
-        channels, height, width = shape
-        self.edges = ((SIDE - width) // 2, -(-(SIDE - width) // 2), (SIDE - height) // 2, -(-(SIDE - height) // 2))
-        sizes = (features, features, 2 * features, 4 * features)
-        self.first = nn.Conv2d(channels, sizes[0], 3, padding=1)
-        self.body = nn.ModuleList(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in pairwise(sizes))
-        self.verdict = nn.Linear(sizes[-1] * 16, 1)
-        self.directions = None if classes is None else nn.Parameter(torch.randn(classes, sizes[-1]) * 0.02)
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        x = F.leaky_relu(self.first(F.pad(images * 2 - 1, self.edges, value=-1.0)), 0.2)
-        for layer in self.body:
-            x = F.leaky_relu(layer(x), 0.2)
-        verdict: Tensor = self.verdict(x.flatten(1))[:, 0]
-        if self.directions is None:
-            return verdict
-        return verdict + (x.mean(dim=(2, 3)) * self.directions[labels]).sum(dim=1)

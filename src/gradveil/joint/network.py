@@ -133,7 +133,7 @@ class SharedNetwork:
 
     def total(self, losses: Tensor) -> Tensor:
         """The sum over problems of their losses [N] and of what layers added in the last pass: means over examples."""
-        return torch.stack([losses.sum(), *(len(losses) * layer.taken() for layer in self._adding)]).sum()
+        return torch.stack([losses.sum(), *(len(losses) * layer.pop_term() for layer in self._adding)]).sum()
 
 
 class SeparateNetwork(SharedNetwork):

@@ -1,17 +1,20 @@
 """Models by name or import path, as pure functions of their parameters, and where their layers are."""
 
 from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
-from gradveil.models.building import build, canonical
-from gradveil.models.fronts import FRONTS, Fronted, Imprint, fronted, joined, split_front
+from gradveil.models.building import MODELS, Normalize, build, canonical, is_import_path
+from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
-from gradveil.models.imported import is_import_path
-from gradveil.models.inputs import Normalize
-from gradveil.models.registry import MODELS
-from gradveil.models.statistics import batch_norm_statistics
-from gradveil.models.structure import Representation, classifier, first_layer, representation
+from gradveil.models.watch import (
+    Representation,
+    batch_norm_statistics,
+    classifier,
+    first_layer,
+    layers_in_order,
+    representation,
+    watched,
+)
 
 __all__ = [
-    "FRONTS",
     "MODELS",
     "AddsToLoss",
     "Fronted",
@@ -26,9 +29,11 @@ __all__ = [
     "classifier",
     "first_layer",
     "fronted",
+    "fronted_spec",
     "is_import_path",
-    "joined",
+    "layers_in_order",
     "representation",
     "set_buffers",
     "split_front",
+    "watched",
 ]

@@ -1,17 +1,32 @@
-"""From a spec such as ``lenet:init=wide``, ``mypackage.nets:small`` or ``imprint > lenet`` to a model seen to work."""
+"""From a spec such as ``lenet:init=wide``, ``mypackage.nets:small`` or ``imprint > lenet`` to a model seen to work.
+
+Families register here; a factory takes the domain, and its options by keyword. What every family does to its inputs
+first stands here too.
+"""
 
 from __future__ import annotations
+
+import importlib
+import inspect
+import operator
+import typing
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.errors import GradveilError
-from gradveil.core.registry import Registry, split_spec
+from gradveil.core.errors import GradveilError, in_one_line
+from gradveil.core.registry import Registry, join_spec, parse_options, split_spec
 from gradveil.core.seeding import isolated
 from gradveil.core.types import Domain
-from gradveil.models.fronts import fronted, joined, split_front
-from gradveil.models.imported import in_one_line, is_import_path, registry_of, split_import_path
-from gradveil.models.registry import MODELS
+from gradveil.models.fronts import fronted, fronted_spec, split_front
+
+MODELS: Registry[nn.Module] = Registry("model")
+
+SMALL_SIDE = 64
+"""The longest side that ``auto`` options still take for a small image, in the manner of CIFAR rather than ImageNet."""
+_ANY_VALUE = int | float | bool | str
 
 
 def build(spec: str, domain: Domain, *, seed: int) -> nn.Module:
@@ -22,9 +37,9 @@ def build(spec: str, domain: Domain, *, seed: int) -> nn.Module:
     17038
     """
     front, behind = split_front(spec)
-    name, registry, local = _resolve(behind)
+    name, factory, options = _parse(behind)
     with isolated(seed, "model", name):
-        model = registry.build(local, domain).eval()
+        model = factory(domain, **options).eval()
         # Inside the isolation, because lazy layers draw their weights at the first forward pass.
         _check(model, name, domain)
     return model if front is None else fronted(front, model, domain, seed=seed)
@@ -37,24 +52,129 @@ def canonical(spec: str) -> str:
     'vit:depth=2,dim=64'
     """
     front, behind = split_front(spec)
-    name, registry, local = _resolve(behind)
-    _, colon, options = registry.canonical(local).partition(":")
-    model = name + colon + options
-    return model if front is None else joined(front, model)
+    name, _, options = _parse(behind)
+    model = join_spec(name, options)
+    return model if front is None else fronted_spec(front, model)
 
 
-def _resolve(spec: str) -> tuple[str, Registry[nn.Module], str]:
-    """The name of a model, the registry that builds it, and its spec there."""
-    if not is_import_path(spec):
-        return split_spec(spec)[0], MODELS, spec
-    path, options = split_import_path(spec)
-    return path, registry_of(path, options), f"factory:{options}"
+def is_import_path(spec: str) -> bool:
+    """Whether a spec names a user's factory rather than a registered model, whatever front stands before it.
+
+    >>> is_import_path("mypackage.nets:small:width=3"), is_import_path("lenet:init=wide")
+    (True, False)
+    """
+    module, _, rest = split_front(spec)[1].partition(":")
+    factory = rest.partition(":")[0]
+    return "." in module or (module not in MODELS and factory.replace(".", "_").isidentifier())
 
 
 def example(module: nn.Module, domain: Domain) -> Tensor:
     """One black image [1, C, H, W] on the device and in the precision of the module."""
     like = next(module.parameters(), torch.empty(0))
     return torch.zeros(1, *domain.shape, device=like.device, dtype=like.dtype)
+
+
+class Normalize(nn.Module):
+    """Subtracts the domain's mean and divides by its standard deviation, per channel: [n, C, H, W] to the same shape.
+
+    Models do it, so that everything outside of them works on images in [0, 1]. The two are non-persistent buffers:
+    public constants of the domain, neither parameters nor part of a state dict.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__()
+        if not len(domain.mean) == len(domain.std) == domain.channels:
+            raise GradveilError(f"a domain of {domain.channels} channels needs as many means and standard deviations")
+        self.register_buffer("mean", torch.tensor(domain.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(domain.std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.mean) / self.std
+
+
+def first_operation(domain: Domain, normalize: bool) -> nn.Module:
+    """What a model does to its inputs first: normalise them, or nothing."""
+    return Normalize(domain) if normalize else nn.Identity()
+
+
+def is_small(domain: Domain) -> bool:
+    return max(domain.height, domain.width) <= SMALL_SIDE
+
+
+def _parse(spec: str) -> tuple[str, Callable[..., nn.Module], dict[str, Any]]:
+    """The name of a model, what makes one of a domain and options, and the options of the spec."""
+    if not is_import_path(spec):
+        name, options = MODELS.parse(spec)
+        return name, MODELS.get(name), options
+    module, _, rest = spec.strip().partition(":")
+    factory, _, text = rest.partition(":")
+    if not module or not factory or "=" in factory:
+        raise GradveilError(
+            f"cannot read {spec!r} as a model; write pkg.module:factory or pkg.module:factory:OPTION=VALUE"
+        )
+    path, raw = f"{module}:{factory}", split_spec(f"factory:{text}")[1]
+    target = _import(module, factory)
+    takes_domain, known = _parameters(target, raw)
+
+    def make(domain: Domain, **chosen: Any) -> nn.Module:
+        try:
+            built = target(domain, **chosen) if takes_domain else target(**chosen)
+        except GradveilError:
+            raise
+        except Exception as error:
+            raise GradveilError(f"model {path} could not be built: {in_one_line(error)}") from error
+        if not isinstance(built, nn.Module):
+            raise GradveilError(f"model {path} must give a torch.nn.Module, but gave {type(built).__name__}")
+        return built
+
+    return path, make, parse_options("model", path, known, raw)
+
+
+def _import(module: str, name: str) -> Callable[..., Any]:
+    """A user's factory: a function or a class."""
+    try:
+        # A module may draw numbers while it is imported, which happens once: no later draw may depend on that.
+        with isolated(0, "import", module):
+            imported = importlib.import_module(module)
+    except Exception as error:
+        where = "is it installed, or its folder on PYTHONPATH?"
+        raise GradveilError(f"cannot import {module!r} ({in_one_line(error)}); {where}") from error
+    try:
+        target = operator.attrgetter(name)(imported)
+    except AttributeError as error:
+        raise GradveilError(f"module {module} has no {name!r} to build a model with") from error
+    if isinstance(target, nn.Module) or not callable(target):
+        kind = type(target).__name__
+        raise GradveilError(f"{module}:{name} is {kind}, not a function or class that builds a model; name one")
+    return typing.cast(Callable[..., Any], target)
+
+
+def _parameters(target: Callable[..., Any], given: dict[str, str]) -> tuple[bool, dict[str, inspect.Parameter]]:
+    """Whether a user's factory takes the domain, and its options.
+
+    The domain goes to the first positional argument, unless that has a default of its own or is among the options:
+    ``def net(domain, width=8)`` gets it, ``def net(width=8)`` and ``def net(*, width=8)`` do not. The type of an option
+    is annotated, or that of its default, or whatever its text looks like.
+    """
+    try:
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # names only a type checker sees, or a callable without annotations
+        hints = {}
+    takes_domain, known = False, {}
+    for index, p in enumerate(inspect.signature(target).parameters.values()):
+        required = p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        if index == 0 and (p.kind is p.VAR_POSITIONAL or (required and p.name not in given)):
+            takes_domain = True
+        elif p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD):
+            plain = type(p.default) if isinstance(p.default, (bool, int, float, str)) else _ANY_VALUE
+            known[p.name] = p.replace(annotation=hints.get(p.name, plain))
+        elif p.kind is p.VAR_KEYWORD:
+            new = [key for key in given if key not in known]
+            known |= {key: inspect.Parameter(key, p.KEYWORD_ONLY, default=None, annotation=_ANY_VALUE) for key in new}
+    return takes_domain, known
 
 
 def _check(model: nn.Module, name: str, domain: Domain) -> None:

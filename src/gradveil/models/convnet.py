@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Domain
-from gradveil.models.inputs import first_operation
-from gradveil.models.registry import MODELS
+from gradveil.models.building import MODELS, first_operation
 
 
 class ConvNet(nn.Module):

@@ -7,20 +7,44 @@ ordinary layer with ordinary weights.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.registry import Registry, split_spec
+from gradveil.core.registry import find, join_spec, options_of, parse_options, split_spec
 from gradveil.core.seeding import isolated
 from gradveil.core.types import Domain
 
-FRONTS: Registry[nn.Module] = Registry("front")
-"""Factories take the domain, and give modules from [n, C, H, W] to the same shape."""
-
 _ARROW = ">"
+
+
+class Imprint(nn.Module):
+    """The layers of Imprint (Fowl et al. 2022): fully connected, of ``bins`` rows with a bias, and back to the inputs.
+
+    With ``kind="sparse"`` the activation of a bin is a hard-tanh that ends at ``ceiling``, otherwise a ReLU.
+    """
+
+    def __init__(
+        self, domain: Domain, *, bins: int = 128, kind: Literal["relu", "sparse"] = "relu", ceiling: float = 1.0
+    ) -> None:
+        super().__init__()
+        if not 2 <= bins <= 2**16:
+            raise GradveilError(f"front imprint: bins is a whole number from 2 to {2**16}, not {bins}")
+        if not 0 < ceiling < math.inf:
+            raise GradveilError(f"front imprint: ceiling is above 0, not {ceiling}")
+        self.shape = domain.shape
+        self.ceiling = ceiling if kind == "sparse" else None
+        """Where the activation of a bin ends; None: nowhere."""
+        self.query = nn.Linear(math.prod(domain.shape), bins)
+        self.back = nn.Linear(bins, math.prod(domain.shape))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        asked = self.query(inputs.flatten(1))
+        active = F.relu(asked) if self.ceiling is None else F.hardtanh(asked, 0.0, self.ceiling)
+        pictures: Tensor = self.back(active).unflatten(1, self.shape)
+        return pictures
 
 
 class Fronted(nn.Module):
@@ -36,36 +60,6 @@ class Fronted(nn.Module):
         return scores
 
 
-class Imprint(nn.Module):
-    """A fully connected layer of ``bins`` rows with a bias, and one that returns to the shape of the inputs."""
-
-    def __init__(self, domain: Domain, *, bins: int, ceiling: float | None) -> None:
-        super().__init__()
-        self.shape = domain.shape
-        self.ceiling = ceiling
-        """Where the activation of a bin ends; None: nowhere, a ReLU."""
-        self.query = nn.Linear(math.prod(domain.shape), bins)
-        self.back = nn.Linear(bins, math.prod(domain.shape))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        asked = self.query(inputs.flatten(1))
-        active = F.relu(asked) if self.ceiling is None else F.hardtanh(asked, 0.0, self.ceiling)
-        pictures: Tensor = self.back(active).unflatten(1, self.shape)
-        return pictures
-
-
-@FRONTS.register("imprint")
-def imprint(
-    domain: Domain, *, bins: int = 128, kind: Literal["relu", "sparse"] = "relu", ceiling: float = 1.0
-) -> Imprint:
-    """The layers of Imprint (Fowl et al. 2022); ``kind=sparse`` is a hard-tanh that ends at ``ceiling``."""
-    if not 2 <= bins <= 2**16:
-        raise GradveilError(f"front imprint: bins is a whole number from 2 to {2**16}, not {bins}")
-    if not 0 < ceiling < math.inf:
-        raise GradveilError(f"front imprint: ceiling is above 0, not {ceiling}")
-    return Imprint(domain, bins=bins, ceiling=ceiling if kind == "sparse" else None)
-
-
 def split_front(spec: str) -> tuple[str | None, str]:
     """The spec of the front, None where there is none, and that of the model behind it.
 
@@ -76,12 +70,19 @@ def split_front(spec: str) -> tuple[str | None, str]:
     return (front.strip() if arrow else None), model.strip()
 
 
-def joined(front: str, model: str) -> str:
+def fronted_spec(front: str, model: str) -> str:
     """The spec of a model behind a front, the front in its one spelling."""
-    return f"{FRONTS.canonical(front)} {_ARROW} {model}"
+    return f"{join_spec(*_parse(front))} {_ARROW} {model}"
 
 
 def fronted(front: str, model: nn.Module, domain: Domain, *, seed: int) -> Fronted:
     """The model behind a front that is initialised from ``seed`` alone."""
-    with isolated(seed, "front", split_spec(front)[0]):
-        return Fronted(FRONTS.build(front, domain), model).train(model.training)
+    name, options = _parse(front)
+    with isolated(seed, "front", name):
+        return Fronted(Imprint(domain, **options), model).train(model.training)
+
+
+def _parse(front: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of a front. There is one, which files of broadcasts name."""
+    name, raw = split_spec(front)
+    return name, parse_options("front", name, options_of(find("front", name, {"imprint": Imprint})), raw)

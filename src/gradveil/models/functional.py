@@ -23,7 +23,7 @@ class AddsToLoss(nn.Module):
         """Copies leave the term of the last forward pass behind: a tensor inside a graph cannot be copied."""
         return {name: value for name, value in self.__dict__.items() if name != "term"}
 
-    def taken(self) -> Tensor:
+    def pop_term(self) -> Tensor:
         """The term of the last forward pass, let go so that it outlives no transform."""
         term, self.term = self.term, None
         if term is None:
@@ -42,13 +42,20 @@ class Functional:
 
     def __init__(self, module: nn.Module, *, train_mode: bool | None = False) -> None:
         self._module = copy.deepcopy(module)
-        if train_mode is None:
-            _switch_dropout_off(self._module)
-        else:
+        if train_mode is not None:
             self._module.train(train_mode)
-        if train_mode:
-            _refuse_dropout(self._module)
-        _use_batch_statistics(self._module)
+        for name, layer in self._module.named_modules():
+            rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", None)
+            if train_mode and isinstance(rate, float) and rate > 0:
+                raise GradveilError(
+                    f"layer {name!r} drops out at random, which no attack can repeat: "
+                    "set its rate to 0 or use eval mode"
+                )
+            if train_mode is None and isinstance(layer, _DropoutNd):
+                layer.eval()
+            if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
+                layer.track_running_stats = False
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
         self.params: Params = detached(dict(self._module.named_parameters()))
         """Detached copies of the module's parameters, tied ones once."""
@@ -78,7 +85,7 @@ class Functional:
         """``loss(outputs, targets)`` plus what layers add to it themselves: what a client minimises."""
         total = loss(self(params, inputs), targets)
         for layer in self._adding:
-            total = total + layer.taken()
+            total = total + layer.pop_term()
         return total
 
     def with_buffers(self, buffers: Params) -> Functional:
@@ -118,25 +125,3 @@ def set_buffers(module: nn.Module, values: Params) -> None:
     for name, value in values.items():
         owner, _, last = name.rpartition(".")
         setattr(module.get_submodule(owner), last, value)
-
-
-def _switch_dropout_off(module: nn.Module) -> None:
-    for layer in module.modules():
-        if isinstance(layer, _DropoutNd):
-            layer.eval()
-
-
-def _refuse_dropout(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", None)
-        if isinstance(rate, float) and rate > 0:
-            raise GradveilError(
-                f"layer {name!r} drops out at random, which no attack can repeat: set its rate to 0 or use eval mode"
-            )
-
-
-def _use_batch_statistics(module: nn.Module) -> None:
-    for layer in module.modules():
-        if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
-            layer.track_running_stats = False
-            layer.running_mean = layer.running_var = layer.num_batches_tracked = None

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.core.types import Domain
-from gradveil.models.inputs import first_operation
-from gradveil.models.registry import MODELS
+from gradveil.models.building import MODELS, first_operation
 
 WIDTH = 12
 STRIDES = (2, 2, 1, 1)

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from gradveil.assets import fetch
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Domain
-from gradveil.models.inputs import first_operation, is_small
-from gradveil.models.registry import MODELS
+from gradveil.models.building import MODELS, first_operation, is_small
 
 Stem = Literal["auto", "cifar", "imagenet"]
 Norm = Literal["batch", "group"]
@@ -49,7 +48,7 @@ class BasicBlock(nn.Module):
         return F.relu(out + self.downsample(x))
 
 
-class Bottleneck(nn.Module):
+class BottleneckBlock(nn.Module):
     """A 3x3 convolution between two 1x1, beside the identity (ResNet-50 and deeper). The 3x3 carries the stride."""
 
     expansion = 4
@@ -75,7 +74,7 @@ class ResNet(nn.Module):
         self,
         domain: Domain,
         *,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: type[BasicBlock] | type[BottleneckBlock],
         blocks: tuple[int, int, int, int],
         stem: Stem,
         normalize: bool,
@@ -149,10 +148,10 @@ def resnet34(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, nor
 @MODELS.register("resnet50")
 def resnet50(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-50; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=Bottleneck, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
+    return ResNet(domain, block=BottleneckBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
 
 
 @MODELS.register("resnet152")
 def resnet152(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-152; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=Bottleneck, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize, norm=norm)
+    return ResNet(domain, block=BottleneckBlock, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize, norm=norm)

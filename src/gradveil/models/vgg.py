@@ -7,8 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from gradveil.core.types import Domain
-from gradveil.models.inputs import first_operation, is_small
-from gradveil.models.registry import MODELS
+from gradveil.models.building import MODELS, first_operation, is_small
 
 Head = Literal["auto", "cifar", "imagenet"]
 

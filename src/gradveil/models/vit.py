@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Domain
-from gradveil.models.inputs import first_operation, is_small
-from gradveil.models.registry import MODELS
+from gradveil.models.building import MODELS, first_operation, is_small
 
 
 class Attention(nn.Module):

@@ -22,7 +22,7 @@ from gradveil.attacks.labels import infer_labels
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.types import Params
-from gradveil.models import Fronted, Imprint, fronted, joined, split_front
+from gradveil.models import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -63,7 +63,7 @@ class Imprinting(Attack):
         crafted = {f"front.{name}": tensor.to(like).contiguous() for name, tensor in parameters.items()}
         return Crafted(
             module=fronted(front, copy.deepcopy(server.module), server.domain, seed=seed).to(like.device),
-            model=joined(front, server.model),
+            model=fronted_spec(front, server.model),
             sent={**crafted, **{f"model.{name}": tensor for name, tensor in server.sent.items()}},
             tampered=tuple(crafted),
         )

@@ -28,7 +28,7 @@ from gradveil.core.registry import split_spec
 from gradveil.defenses import DEFENSES
 from gradveil.federated.case import Training, make_training
 from gradveil.federated.tap import taps
-from gradveil.models.fronts import split_front
+from gradveil.models import split_front
 
 VARIABLE = "GRADVEIL_NODE_CONFIG"
 """What a node config says, for nodes that have none of their own: those of a simulation."""

@@ -18,10 +18,8 @@ from torch.nn import functional as F
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
-from gradveil.generators.base import Generator
-from gradveil.generators.checkpoint import Shapes, dimensions, read_checkpoint
-from gradveil.generators.registry import GENERATORS
-from gradveil.generators.resized import resized
+from gradveil.generators import Generator, resized
+from gradveil.lab.generators.published import Shapes, dimensions, read_checkpoint
 
 WIDTHS = {
     128: (16, 16, 8, 4, 2, 1),
@@ -60,7 +58,7 @@ class Norm(nn.Module):
         return standard * scale[..., None, None] + shift[..., None, None]
 
 
-class Block(nn.Module):
+class DeepBlock(nn.Module):
     """Four convolutions through a narrow middle, beside the identity, whose last features are dropped where needed."""
 
     def __init__(self, features: int, out: int, condition: int, *, grows: bool) -> None:
@@ -83,7 +81,7 @@ class Block(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class SpatialAttention(nn.Module):
     """Every position adds a mixture of all positions, taken at half the resolution."""
 
     def __init__(self, features: int) -> None:
@@ -115,10 +113,10 @@ class BigGAN(Generator):
         layers, names = [], []
         for k, (entry, out) in enumerate(pairwise(widths)):
             here, twice = 4 * 2**k, 8 * 2**k
-            layers += [Block(entry, entry, 2 * latent, grows=False), Block(entry, out, 2 * latent, grows=True)]
+            layers += [DeepBlock(entry, entry, 2 * latent, grows=False), DeepBlock(entry, out, 2 * latent, grows=True)]
             names += [f"{here}x{here}-b" if k else "4x4", f"{twice}x{twice}"]
         attended = widths[ATTENTION // 2]
-        layers.insert(ATTENTION, Attention(attended))  # type: ignore[arg-type]
+        layers.insert(ATTENTION, SpatialAttention(attended))  # type: ignore[arg-type]
         names.insert(ATTENTION, "attention")
         self.stages = (*names[:-1], "image")
         self.layers = nn.ModuleList(layers)
@@ -129,9 +127,6 @@ class BigGAN(Generator):
     def codes(self, count: int, rng: torch.Generator) -> Tensor:
         empty = torch.empty(count, self.latent, device=rng.device)
         return self.truncation * nn.init.trunc_normal_(empty, a=-2.0, b=2.0, generator=rng)
-
-    def carried(self, name: str) -> int:
-        return self.latent if self._place(name) else 0
 
     def stage(self, name: str, features: Tensor, wanted: Tensor | None) -> Tensor:
         at = self.stages.index(name)
@@ -149,11 +144,10 @@ class BigGAN(Generator):
 
     def _side(self, at: int) -> int:
         """The side of the maps that enter a layer."""
-        doubled = sum(isinstance(layer, Block) and layer.grows for layer in self.layers[:at])
+        doubled = sum(isinstance(layer, DeepBlock) and layer.grows for layer in self.layers[:at])
         return int(4 * 2**doubled)
 
 
-@GENERATORS.register("biggan")
 def biggan(_progress: Progress, *, path: str, truncation: float = 1.0, size: int | None = None) -> Generator:
     """BigGAN-deep from your checkpoint (128, 256 or 512), with ImageNet's classes if it has them."""
     return resized(load_biggan(Path(path).expanduser(), truncation=truncation), size)

@@ -11,8 +11,8 @@ from scipy import linalg
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.metrics import coverage
-from gradveil.metrics.coverage import frechet, precision_recall
+from gradveil.lab.generators import quality
+from gradveil.lab.generators.quality import frechet, precision_recall
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -93,4 +93,4 @@ def test_what_cannot_be_compared_is_said() -> None:
 
 
 def test_the_examples_are_right() -> None:
-    assert doctest.testmod(coverage) == (0, 3)
+    assert doctest.testmod(quality) == (0, 3)

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from generators import published
 from gradveil import generators
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.seeding import generator as seeded
-from gradveil.generators.biggan import WIDTHS, BigGAN, load_biggan
-from gradveil.generators.progan import load_progan
-from gradveil.generators.stylegan2 import StyleGAN2, load_stylegan2
+from gradveil.lab.generators.biggan import WIDTHS, BigGAN, load_biggan
+from gradveil.lab.generators.progan import load_progan
+from gradveil.lab.generators.stylegan2 import StyleGAN2, load_stylegan2
+from lab.generators import published
 
 Made = Callable[[], dict[str, Tensor]]
 KINDS = [

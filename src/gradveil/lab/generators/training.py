@@ -1,4 +1,6 @@
-"""Training a generator as a WGAN with gradient penalty: the critic learns to tell, the generator learns to pass.
+"""From a data set to a file: a generator trained as a WGAN with gradient penalty.
+
+The critic learns to tell drawn images from real ones, the generator learns to pass.
 
 Every draw of an iteration is made before it, so that the iteration itself is a fixed sequence of kernels: on a GPU it
 is captured once and replayed.
@@ -9,21 +11,29 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator as seeded
 from gradveil.core.seeding import isolated
 from gradveil.core.tensor_files import read_tensors, write_tensors
-from gradveil.generators.dcgan import DCGAN, Critic
+from gradveil.data import DATASETS, load
+from gradveil.generators import DCGAN, draw_sheet, save_generator
+from gradveil.generators.dcgan import SIDE
 
 KIND = "generator-training"
+_AT_ONCE = 1000
+"""Images of a data set that are read together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +59,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Draws:
+class IterationDraws:
     """All that is random in one iteration, for each critic step and, last, for the generator's."""
 
     index: Tensor
@@ -63,9 +73,35 @@ class Draws:
     mirrored: Tensor
     """[k, B]."""
 
-    def refill(self, other: Draws) -> None:
+    def refill(self, other: IterationDraws) -> None:
         for name, tensor in vars(other).items():
             getattr(self, name).copy_(tensor)
+
+
+class Critic(nn.Module):
+    """How real images [n, C, H, W] of these classes look: one number each, higher for real. No batch norm, as in WGAN.
+
+    With classes, the features are also compared with the class's own direction (projection).
+    """
+
+    def __init__(self, shape: tuple[int, int, int], classes: int | None, features: int = 128) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.edges = ((SIDE - width) // 2, -(-(SIDE - width) // 2), (SIDE - height) // 2, -(-(SIDE - height) // 2))
+        sizes = (features, features, 2 * features, 4 * features)
+        self.first = nn.Conv2d(channels, sizes[0], 3, padding=1)
+        self.body = nn.ModuleList(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in pairwise(sizes))
+        self.verdict = nn.Linear(sizes[-1] * 16, 1)
+        self.directions = None if classes is None else nn.Parameter(torch.randn(classes, sizes[-1]) * 0.02)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.leaky_relu(self.first(F.pad(images * 2 - 1, self.edges, value=-1.0)), 0.2)
+        for layer in self.body:
+            x = F.leaky_relu(layer(x), 0.2)
+        verdict: Tensor = self.verdict(x.flatten(1))[:, 0]
+        if self.directions is None:
+            return verdict
+        return verdict + (x.mean(dim=(2, 3)) * self.directions[labels]).sum(dim=1)
 
 
 class Trainer:
@@ -85,7 +121,7 @@ class Trainer:
         self.apart = torch.zeros((), device=images.device)
         self.done = 0
 
-    def draws(self, step: int) -> Draws:
+    def draws(self, step: int) -> IterationDraws:
         """Those of one iteration, which only the seed and its number decide: resuming needs no state of a generator."""
         rng = seeded(self.schedule.seed, "draws", step, device=self.images.device)
         k, size, device = self.schedule.critic_steps, self.schedule.batch, self.images.device
@@ -94,7 +130,7 @@ class Trainer:
         def uniform(*shape: int) -> Tensor:
             return torch.rand(shape, generator=rng, device=device)
 
-        return Draws(
+        return IterationDraws(
             index=torch.randint(len(self.images), (k, size), generator=rng, device=device),
             codes=torch.randn((k + 1, size, self.model.latent), generator=rng, device=device),
             labels=torch.randint(classes, (size,), generator=rng, device=device),
@@ -102,7 +138,7 @@ class Trainer:
             mirrored=(uniform(k, size) < 0.5) & self.schedule.flip,
         )
 
-    def iteration(self, draws: Draws) -> None:
+    def iteration(self, draws: IterationDraws) -> None:
         """Some updates of the critic, one of the generator, one of the average."""
         for k in range(self.schedule.critic_steps):
             self._raise_critic(draws, k)
@@ -114,7 +150,7 @@ class Trainer:
             for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(now, 1 - self.schedule.average)
 
-    def _raise_critic(self, draws: Draws, k: int) -> None:
+    def _raise_critic(self, draws: IterationDraws, k: int) -> None:
         self.up.zero_grad()
         labels = self.labels[draws.index[k]]
         real = self.images[draws.index[k]].float() / 255
@@ -153,7 +189,7 @@ class Trainer:
     def result(self, batches: int = 50) -> DCGAN:
         """The averaged generator in eval mode, its norms set to the statistics of so many batches of its own draws."""
         settled = copy.deepcopy(self.average).train()
-        norms = [layer for layer in settled.modules() if isinstance(layer, torch.nn.BatchNorm1d)]
+        norms = [layer for layer in settled.modules() if isinstance(layer, nn.BatchNorm1d)]
         for layer in norms:
             layer.reset_running_stats()
             layer.momentum = None  # the plain mean over all batches
@@ -165,7 +201,7 @@ class Trainer:
                 settled.decode(codes, labels)
         return settled.eval()
 
-    def _captured(self) -> Callable[[Draws], None]:
+    def _captured(self) -> Callable[[IterationDraws], None]:
         """The iteration as one CUDA graph. Parameters and optimisers are put back to where warming up found them."""
         held = self.draws(self.done)
         before = {name: tensor.clone() for name, tensor in self._state().items()}
@@ -181,7 +217,7 @@ class Trainer:
         for name, tensor in self._state().items():
             tensor.copy_(before[name]) if name in before else tensor.zero_()
 
-        def replay(draws: Draws) -> None:
+        def replay(draws: IterationDraws) -> None:
             held.refill(draws)
             graph.replay()
 
@@ -226,3 +262,67 @@ class Trainer:
         return {
             "schedule": asdict(self.schedule), "options": self.model.options, "data": [*self.images.shape, *sums],
         }  # fmt: skip
+
+
+def fit(
+    data: str,
+    out: Path,
+    schedule: Schedule,
+    *,
+    latent: int = 128,
+    features: int = 128,
+    kernel: int = 4,
+    device: str = "cpu",
+    resume: bool = False,
+    progress: Progress = SILENT,
+    stop: AbstractContextManager[Callable[[], bool]] | None = None,
+) -> DCGAN | None:
+    """Train on the train split that ``data`` names and write the generator to ``out``.
+
+    At every tenth of the way a checkpoint and a sheet of draws are written beside it. ``stop`` is entered for the
+    training alone and gives what is asked after each step: if it says so, a checkpoint is left and the result is None;
+    ``resume`` then goes on to the same result.
+    """
+    checkpoint, picture = beside(out)
+    if out.exists():
+        raise GradveilError(f"{out} is there already: delete it, or write to another file")
+    if resume and not checkpoint.exists():
+        raise GradveilError(f"there is no checkpoint {checkpoint} to go on from: leave --resume out")
+    if not resume and checkpoint.exists():
+        raise GradveilError(f"{checkpoint} is of a training under way: go on with --resume, or delete it")
+    if DATASETS.parse(data)[1].get("split", "train") != "train":
+        raise GradveilError("a generator learns from the train split alone, or it would know what attacks look for")
+    images = load(data, progress=progress)
+    channels, height, width = images.shape
+    sizes = {"latent": latent, "features": features, "kernel": kernel}
+    with isolated(schedule.seed, "generator"):
+        model = DCGAN(channels=channels, height=height, width=width, classes=len(images.class_names), **sizes)
+    parts = [images.batch(range(at, min(at + _AT_ONCE, len(images)))).inputs for at in range(0, len(images), _AT_ONCE)]
+    pixels = torch.cat([(part * 255).round().byte() for part in parts])
+    trainer = Trainer(model, pixels.to(device), images.labels.to(device), schedule)
+    if resume:
+        trainer.load(checkpoint)
+
+    def keep(trainer: Trainer) -> None:
+        trainer.save(checkpoint)
+        write_atomically(picture, draw_sheet(trainer.result(batches=5)))
+
+    with stop or nullcontext(lambda: False) as asked:
+        trainer.run(progress, keep, asked)
+        if trainer.done < schedule.steps:
+            trainer.save(checkpoint)
+            return None
+    result = trainer.result()
+    about = {"data": data, "trained_on": images.name, "images": len(images), "method": "WGAN-GP"}
+    result.card = {**about, **asdict(schedule)}
+    save_generator(out, result, result.card)
+    write_atomically(picture, draw_sheet(result))
+    checkpoint.unlink(missing_ok=True)
+    return result
+
+
+def beside(out: Path) -> tuple[Path, Path]:
+    """Where the checkpoint and the sheet of draws of a result go."""
+    if out.suffix != ".safetensors":
+        raise GradveilError(f"a generator is written to a file that ends in .safetensors, not {out.name!r}")
+    return out.with_suffix(".checkpoint.safetensors"), out.with_suffix(".png")

@@ -18,10 +18,8 @@ from PIL import Image
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.data import load
-from gradveil.generators import build
-from gradveil.generators.dcgan import DCGAN
-from gradveil.generators.fitting import fit
-from gradveil.generators.training import KIND, Schedule, Trainer
+from gradveil.generators import DCGAN, build
+from gradveil.lab.generators.training import KIND, Schedule, Trainer, fit
 
 TINY = {"latent": 4, "features": 4}
 DIGITS = load("mnist-samples")

@@ -9,7 +9,7 @@ from torch.func import jacrev
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Domain
-from gradveil.models import build, classifier, first_layer, representation
+from gradveil.models import build, classifier, first_layer, layers_in_order, representation, watched
 
 GREY = Domain(channels=1, height=4, width=4, classes=3, mean=(0.5,), std=(0.5,))
 
@@ -87,3 +87,31 @@ class Called(nn.Module):
 def test_a_classifier_may_be_called_by_the_name_of_its_argument() -> None:
     inputs = torch.rand(2, 1, 4, 4)
     torch.testing.assert_close(representation(Called("by name"), GREY)(inputs), inputs.flatten(1))
+
+
+class Asked(nn.Module):
+    """Calls its first layer by names of arguments alone, and its classifier twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.fc = nn.MultiheadAttention(4, 1, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x[:, 0]
+        mixed, _ = self.attention(query=rows, key=rows, value=rows)
+        outputs: Tensor = self.fc(mixed.flatten(1)) + self.fc(rows.flatten(1))
+        return outputs
+
+
+def test_every_call_is_seen_with_its_first_argument_and_no_hook_stays() -> None:
+    module, inputs = Asked(), torch.rand(2, 1, 4, 4)
+    calls: list[tuple[str, Tensor]] = []
+    layers = {name: module.get_submodule(name) for name in ("fc", "attention")}
+    with watched(layers, lambda name, x: calls.append((name, x))):
+        module(inputs)
+    assert [name for name, _ in calls] == ["attention", "fc", "fc"] == layers_in_order(module, GREY)
+    assert torch.equal(calls[0][1], inputs[:, 0])
+    assert torch.equal(calls[2][1], inputs.flatten(1))
+    with pytest.raises(RuntimeError), watched(layers, lambda _name, _x: None):
+        module(inputs[:, :, :3])
+    assert not any(layer._forward_pre_hooks for layer in module.modules())

@@ -17,11 +17,9 @@ from torch.nn import functional as F
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator as seeded
-from gradveil.generators.base import Generator
-from gradveil.generators.checkpoint import Shapes, dimensions, read_checkpoint
-from gradveil.generators.progan import pixel_norm
-from gradveil.generators.registry import GENERATORS
-from gradveil.generators.resized import resized
+from gradveil.generators import Generator, resized
+from gradveil.lab.generators.progan import pixel_norm
+from gradveil.lab.generators.published import Shapes, dimensions, read_checkpoint
 
 LARGEST = 1024
 _MAPPING_RATE = 0.01
@@ -138,10 +136,6 @@ class StyleGAN2(Generator):
         self.center: Tensor
         self.register_buffer("center", torch.zeros(style), persistent=False)
 
-    def carried(self, name: str) -> int:
-        at = self._place(name)
-        return 0 if at < 2 else self.latent + 3 * (2 * 2 ** (at - 1)) ** 2
-
     def stage(self, name: str, features: Tensor, wanted: Tensor | None) -> Tensor:  # noqa: ARG002  (has no classes)
         at = self.stages.index(name) - 1
         if at < 0:
@@ -178,7 +172,6 @@ class StyleGAN2(Generator):
         return noise
 
 
-@GENERATORS.register("stylegan2")
 def stylegan2(_progress: Progress, *, path: str, truncation: float = 1.0, size: int | None = None) -> Generator:
     """StyleGAN2 from your checkpoint, of any side from 8 to 1024."""
     return resized(load_stylegan2(Path(path).expanduser(), truncation=truncation), size)

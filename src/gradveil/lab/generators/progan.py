@@ -7,8 +7,12 @@ image at the last side is drawn, as in the published module.
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,13 +20,12 @@ from torch.nn import functional as F
 from gradveil.assets import fetch
 from gradveil.core.errors import BadFileError
 from gradveil.core.progress import Progress
-from gradveil.generators.base import Generator
-from gradveil.generators.registry import GENERATORS
-from gradveil.generators.resized import resized
-from gradveil.generators.tfjs import read_tfjs
+from gradveil.core.reading import read_bytes
+from gradveil.generators import Generator, resized
 
 FACES = (512, 512, 512, 512, 256, 128)
 """Features at 4x4, 8x8, ... 128x128 of the published generator of faces."""
+_TYPES = {"float32": np.dtype("<f4"), "int32": np.dtype("<i4")}
 _APPLY, _MODEL = "module_apply_default", "module/g_model"
 
 
@@ -60,7 +63,6 @@ class ProGAN(Generator):
         return x
 
 
-@GENERATORS.register("progan-128")
 def progan_128(progress: Progress, *, size: int | None = None) -> Generator:
     """ProGAN of faces, 128x128, fetched (102 MB): trained by its authors on CelebA."""
     return resized(load_progan(fetch("progan-128", progress=progress)), size)
@@ -94,3 +96,46 @@ def _source(name: str, sides: int) -> str:
     if kind == "bias":
         return f"{_MODEL}/res_{k}/conv{which}/bias"
     return f"{_APPLY}/Conv2D{f'_{number}' if number else ''}/merged_input"
+
+
+def read_tfjs(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder by name, as TensorFlow.js keeps them.
+
+    ``model.json`` lists names, types and shapes; shards hold the numbers. Those that are longer or shorter than listed
+    are refused.
+    """
+    listing = folder / "model.json"
+    try:
+        groups = json.loads(read_bytes(listing))["weightsManifest"]
+        weights: dict[str, Tensor] = {}
+        for group in groups:
+            blob = b"".join(_shard(folder, name) for name in group["paths"])
+            weights |= _cut(blob, group["weights"], listing)
+        return weights
+    except OSError as error:
+        raise BadFileError(f"cannot read {error.filename}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise BadFileError(f"{listing} does not list weights as TensorFlow.js does") from None
+
+
+def _shard(folder: Path, name: str) -> bytes:
+    if Path(name).name != name:
+        raise BadFileError(f"{folder / 'model.json'} names a shard outside its folder: {name!r}")
+    return read_bytes(folder / name, most=2**31)
+
+
+def _cut(blob: bytes, entries: list[dict[str, Any]], listing: Path) -> dict[str, Tensor]:
+    """The tensors of one group, which stand one after the other without gaps."""
+    found, at = {}, 0
+    for entry in entries:
+        kind, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
+        if not all(type(side) is int and side >= 0 for side in shape):
+            raise BadFileError(f"{listing}: weight {entry['name']!r} has an impossible shape")
+        count = math.prod(shape)
+        if at + count * kind.itemsize > len(blob):
+            raise BadFileError(f"{listing.parent}: the shards end within weight {entry['name']!r}; get them again")
+        found[entry["name"]] = torch.from_numpy(np.frombuffer(blob, kind, count, at).reshape(shape).copy())
+        at += count * kind.itemsize
+    if at != len(blob):
+        raise BadFileError(f"{listing.parent}: the shards hold {len(blob) - at:,} bytes more than {listing.name} lists")
+    return found

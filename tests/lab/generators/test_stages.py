@@ -11,15 +11,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 
-from generators import published
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator as seeded
 from gradveil.core.seeding import isolated
-from gradveil.generators import Generator, Resized
-from gradveil.generators.biggan import load_biggan
-from gradveil.generators.dcgan import DCGAN
-from gradveil.generators.progan import load_progan
-from gradveil.generators.stylegan2 import load_stylegan2
+from gradveil.generators import DCGAN, Generator, Resized
+from gradveil.lab.generators.biggan import load_biggan
+from gradveil.lab.generators.progan import load_progan
+from gradveil.lab.generators.stylegan2 import load_stylegan2
+from lab.generators import published
 
 
 def dcgan(_folder: Path, classes: int | None = 3) -> Generator:
@@ -83,16 +82,8 @@ def test_every_stage_can_be_entered(model: Generator) -> None:
     for name in model.stages:
         inner = model.until(z, name, labels)
         torch.testing.assert_close(model.onward(inner, name, labels), images)
-        if carried := model.carried(name):
-            assert inner.shape[1] > carried
-            after = model.stages[model.stages.index(name) + 1 :]
-            if after and model.classes is not None:
-                onward = model.until(z, after[0], labels)
-                assert torch.equal(inner[:, :carried], onward[:, :carried]), "it passes through"
     with pytest.raises(GradveilError, match="no stage 'nowhere'; its stages: "):
         model.onward(z, "nowhere")
-    with pytest.raises(GradveilError, match="no stage 'nowhere'"):
-        model.carried("nowhere")
 
 
 def test_a_batch_is_its_examples(model: Generator) -> None:

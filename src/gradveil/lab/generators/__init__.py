@@ -1,0 +1,1 @@
+"""Generators beyond the shipped ones: training, quality, and adapters for published checkpoints."""
