@@ -11,7 +11,7 @@ from gradveil.defenses import DEFENSES, Chain
 @pytest.mark.parametrize(
     "spec", ["noise+clip:per=example", "sparsify+dp", "censor+clip:per=example", "noise+graddefense:bound=1"]
 )
-def test_a_link_that_starts_over_comes_first(spec: str) -> None:
+def test_a_link_that_recomputes_the_gradient_comes_first(spec: str) -> None:
     with pytest.raises(GradveilError, match="would be lost: put it first"):
         DEFENSES.build(spec)
 
