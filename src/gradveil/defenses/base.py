@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import combinations
 from typing import Any, ClassVar, Literal, cast
 
@@ -325,33 +326,23 @@ class Chain(Defense):
         for link in self.links:
             link.check(model)
 
-    def on_model(self, model: nn.Module) -> nn.Module:
-        for link in self.links:
-            model = link.on_model(model)
-        return model
-
-    def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:
-        for link in self.links:
-            inputs = link.on_inputs(inputs, rng)
-        return inputs
-
     def for_round(self, start: Step) -> Defense:
         return Chain([link.for_round(start) for link in self.links])
 
+    def on_model(self, model: nn.Module) -> nn.Module:
+        return reduce(lambda left, link: link.on_model(left), self.links, model)
+
+    def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:
+        return reduce(lambda left, link: link.on_inputs(left, rng), self.links, inputs)
+
     def on_forward(self, model: Functional, examples: int, rng: Stream) -> Functional:
-        for link in self.links:
-            model = link.on_forward(model, examples, rng)
-        return model
+        return reduce(lambda left, link: link.on_forward(left, examples, rng), self.links, model)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
-        for link in self.links:
-            gradient = link.on_gradient(gradient, step)
-        return gradient
+        return reduce(lambda left, link: link.on_gradient(left, step), self.links, gradient)
 
     def on_update(self, update: Params, rng: Stream, log: Log) -> Params:
-        for link in self.links:
-            update = link.on_update(update, rng, log)
-        return update
+        return reduce(lambda left, link: link.on_update(left, rng, log), self.links, update)
 
 
 def _changes_gradients(link: Defense) -> bool:

@@ -19,13 +19,12 @@ from gradveil.core.graphs import Replayed
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
-from gradveil.defenses.shared import Examples, remembered
+from gradveil.defenses.clip import mean_over_examples
+from gradveil.defenses.shared import remembered
 
 Array = np.ndarray[Any, Any]
 CHANCES = 64
 """Random numbers drawn at once to decide which steps are perturbed."""
-EXAMPLES_AT_ONCE = 2**28
-"""Bytes that the gradients of single examples may take together; one of them may take more."""
 WORTH_A_HISTOGRAM = 2**14
 """Entries of a layer from which on a histogram finds its largest sooner than a selection does."""
 
@@ -62,7 +61,9 @@ class Outpost(Defense):
             return gradient
         key = tuple((name, tensor.numel(), tensor.dtype, tensor.device) for name, tensor in gradient.items())
         perturbation = remembered(step.model.module, (self, key), lambda: _Perturbation(self, gradient))
-        fisher = _example_fisher(step) if self.fisher == "example" else None
+        fisher = None
+        if self.fisher == "example":  # the mean of squared gradients of single examples
+            fisher = mean_over_examples(step, lambda each: map_each(torch.square, each))
         noise = step.rng.normal((perturbation.draws,), next(iter(gradient.values())))
         perturb = perturbation.by_numpy if perturbation.in_numpy else perturbation.by_torch
         sent, risk = perturb(gradient, step.params, noise, fisher)
@@ -182,17 +183,6 @@ def _variance(arrays: list[Array]) -> float:
     entries = arrays[0].ravel() if len(arrays) == 1 else np.concatenate([array.ravel() for array in arrays])
     centred = entries - np.add.reduce(entries) / len(entries)
     return float(np.add.reduce(np.square(centred, out=centred)) / len(entries))
-
-
-def _example_fisher(step: Step) -> Params:
-    """The mean of squared gradients of single examples, [size] by name."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in step.params.values())
-    chunk = max(1, EXAMPLES_AT_ONCE // size)
-    total, examples = map_each(torch.zeros_like, step.params), Examples(step)
-    for start in range(0, len(step.batch), chunk):
-        alone = examples.gradients(step.batch.take(slice(start, start + chunk)))
-        total = map_each(lambda sum_, each: sum_ + each.square().sum(0) / len(step.batch), total, alone)
-    return total
 
 
 def _joined(tensors: Sequence[Tensor], alike: bool = False) -> Tensor:

@@ -212,9 +212,12 @@ def _complaint(step: Step) -> str:
     labels = torch.zeros_like(own.labels[:1]).repeat_interleave(joint.FEW, dim=0)
     if labels.is_floating_point():
         labels = torch.rand(labels.shape, generator=rng).to(labels)
-    beside = map_each(
-        lambda p: p + (0.1 * torch.randn(p.shape, generator=rng)).to(p) / _inputs_of(p) ** 0.5, step.params
-    )
+
+    def nearby(parameter: Tensor) -> Tensor:
+        entering = max(1, parameter[:1].numel()) if parameter.dim() > 1 else 1  # inputs of one output; 1 for a bias
+        return parameter + (0.1 * torch.randn(parameter.shape, generator=rng)).to(parameter) / entering**0.5
+
+    beside = map_each(nearby, step.params)
     with without_tf32():
         _, calls, _ = forward_backward(_separate(step), step, Batch(drawn, labels))
         if not moments.worth(calls, joint.FEW, step.params.keys()):
@@ -232,8 +235,3 @@ def _complaint(step: Step) -> str:
             if not joint.agree_nearby(right, {"inputs": drawn}):
                 return "the layer rules do not give the gradients of this model's examples"
     return ""
-
-
-def _inputs_of(parameter: Tensor) -> int:
-    """How many inputs an entry of what a layer gives has; 1 for a bias."""
-    return max(1, parameter[:1].numel()) if parameter.dim() > 1 else 1

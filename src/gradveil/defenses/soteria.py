@@ -280,10 +280,17 @@ def _at_once(inputs: Tensor) -> int:
 def screened(rows: RowNorms, score: Score, count: int, rng: Stream) -> Tensor:
     """The ``count`` columns to prune: random probes settle the clear cases, exact norms the others.
 
-    Probes are drawn while they settle more entries than they cost. Entries that are still in doubt get exact norms, of
-    some examples at a time, since what is exact makes the sum surer.
+    Probes are drawn while they settle more entries than they cost. Doubtful entries fall as probes ** -0.5, and one
+    costs about two probes: the sum of both costs is least where there are as many of each. Entries that are still in
+    doubt get exact norms, of some examples at a time, since what is exact makes the sum surer.
     """
-    terms, unsure = _probed(rows, score, count, rng)
+    squares, probes, settled = torch.zeros_like(rows.values), 0, False
+    while not settled:
+        squares, probes = squares + rows.squares(PROBES, rng), probes + PROBES
+        bias, variance = score.bias_and_variance(probes)
+        terms = score(rows.values, (squares / probes).sqrt()) / bias  # what each example adds to an entry's score
+        unsure = variance * terms.square()
+        settled = probes >= LEAST_PROBES and int(_doubtful(terms, unsure, score, count).sum()) <= probes
     parts = torch.arange(len(terms), device=terms.device).chunk(PARTS)
     done = torch.zeros(terms.shape[1], dtype=torch.int64, device=terms.device)
     while bool((doubtful := _doubtful(terms, unsure, score, count) & (done < len(parts))).any()):
@@ -294,21 +301,6 @@ def screened(rows: RowNorms, score: Score, count: int, rng: Stream) -> Tensor:
         unsure[examples[:, None], entries] = 0.0
         done[entries] += 1
     return score.first(terms.sum(0), count)
-
-
-def _probed(rows: RowNorms, score: Score, count: int, rng: Stream) -> tuple[Tensor, Tensor]:
-    """Estimates of what each example adds to each entry's score, and the variance of each: [n, l]."""
-    squares, probes = torch.zeros_like(rows.values), 0
-    while True:
-        squares, probes = squares + rows.squares(PROBES, rng), probes + PROBES
-        if probes < LEAST_PROBES:
-            continue
-        bias, variance = score.bias_and_variance(probes)
-        terms = score(rows.values, (squares / probes).sqrt()) / bias
-        unsure = variance * terms.square()
-        # Doubtful entries fall as probes ** -0.5, and one costs about two probes: the sum of both costs is least here.
-        if int(_doubtful(terms, unsure, score, count).sum()) <= probes:
-            return terms, unsure
 
 
 def _doubtful(terms: Tensor, unsure: Tensor, score: Score, count: int) -> Tensor:
