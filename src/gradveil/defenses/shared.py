@@ -215,7 +215,8 @@ def _complaint(step: Step) -> str:
 
     def nearby(parameter: Tensor) -> Tensor:
         entering = max(1, parameter[:1].numel()) if parameter.dim() > 1 else 1  # inputs of one output; 1 for a bias
-        return parameter + (0.1 * torch.randn(parameter.shape, generator=rng)).to(parameter) / entering**0.5
+        moved: Tensor = parameter + (0.1 * torch.randn(parameter.shape, generator=rng)).to(parameter) / entering**0.5
+        return moved
 
     beside = map_each(nearby, step.params)
     with without_tf32():
