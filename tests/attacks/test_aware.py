@@ -96,7 +96,7 @@ def test_averaging_is_the_mean_over_draws() -> None:
 def test_a_draw_of_censor_is_orthogonal_and_of_the_same_length() -> None:
     (one,) = observed(private_batches(1), defense="censor")
     averaged = Averaged(one, 1)
-    drawn = averaged.defense.imitated(one.reply, {name: tensor[0] for name, tensor in averaged.draws.items()})
+    drawn = averaged.defense.sample_reply(one.reply, {name: tensor[0] for name, tensor in averaged.draws.items()})
     assert drawn is not None
     for name, tensor in drawn.items():
         assert float(torch.cosine_similarity(tensor.flatten(), one.reply[name].flatten(), dim=0).abs()) < 1e-4

@@ -20,7 +20,6 @@ from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, ats
-from gradveil.defenses import image_operations as operations
 from gradveil.defenses.ats import KINDS, LIBRARY, transformed
 
 COLOUR = SAMPLES.batch(range(24)).inputs
@@ -46,12 +45,12 @@ def affine(*entries: float, resample: Image.Resampling = Image.Resampling.NEARES
 
 
 EXACT = {
-    "invert": (operations.invert, 0, ImageOps.invert),
-    "posterize 6": (operations.posterize, 6, lambda p: ImageOps.posterize(p, 6)),
-    "posterize 1": (operations.posterize, 1, lambda p: ImageOps.posterize(p, 1)),
-    "solarize 142.2": (operations.solarize, 142.2, lambda p: ImageOps.solarize(p, 142.2)),
-    "solarize 256": (operations.solarize, 256, lambda p: ImageOps.solarize(p, 256)),
-    "equalize": (operations.equalize, 0, ImageOps.equalize),
+    "invert": (ats.invert, 0, ImageOps.invert),
+    "posterize 6": (ats.posterize, 6, lambda p: ImageOps.posterize(p, 6)),
+    "posterize 1": (ats.posterize, 1, lambda p: ImageOps.posterize(p, 1)),
+    "solarize 142.2": (ats.solarize, 142.2, lambda p: ImageOps.solarize(p, 142.2)),
+    "solarize 256": (ats.solarize, 256, lambda p: ImageOps.solarize(p, 256)),
+    "equalize": (ats.equalize, 0, ImageOps.equalize),
 }
 
 
@@ -63,14 +62,14 @@ def test_operations_in_whole_levels_are_pillows(name: str, images: Tensor) -> No
 
 
 ROUNDED = {
-    "autocontrast": (operations.autocontrast, 0, ImageOps.autocontrast, 1),
-    "brightness": (operations.brightness, 0.4, lambda p: ImageEnhance.Brightness(p).enhance(1.4), 1),
-    "contrast": (operations.contrast, 0.3, lambda p: ImageEnhance.Contrast(p).enhance(1.3), 2),
-    "less contrast": (operations.contrast, -0.3, lambda p: ImageEnhance.Contrast(p).enhance(0.7), 2),
-    "sharpness": (operations.sharpness, 0.5, lambda p: ImageEnhance.Sharpness(p).enhance(1.5), 2),
-    "less sharpness": (operations.sharpness, -0.5, lambda p: ImageEnhance.Sharpness(p).enhance(0.5), 2),
-    "colour": (operations.colour, 0.5, lambda p: ImageEnhance.Color(p).enhance(1.5), 2),
-    "less colour": (operations.colour, -0.5, lambda p: ImageEnhance.Color(p).enhance(0.5), 2),
+    "autocontrast": (ats.autocontrast, 0, ImageOps.autocontrast, 1),
+    "brightness": (ats.brightness, 0.4, lambda p: ImageEnhance.Brightness(p).enhance(1.4), 1),
+    "contrast": (ats.contrast, 0.3, lambda p: ImageEnhance.Contrast(p).enhance(1.3), 2),
+    "less contrast": (ats.contrast, -0.3, lambda p: ImageEnhance.Contrast(p).enhance(0.7), 2),
+    "sharpness": (ats.sharpness, 0.5, lambda p: ImageEnhance.Sharpness(p).enhance(1.5), 2),
+    "less sharpness": (ats.sharpness, -0.5, lambda p: ImageEnhance.Sharpness(p).enhance(0.5), 2),
+    "colour": (ats.colour, 0.5, lambda p: ImageEnhance.Color(p).enhance(1.5), 2),
+    "less colour": (ats.colour, -0.5, lambda p: ImageEnhance.Color(p).enhance(0.5), 2),
 }
 
 
@@ -84,10 +83,10 @@ def test_operations_in_fractions_are_pillows_up_to_its_rounding(name: str, image
 
 
 MOVED = {
-    "shift_x": (operations.shift_x, 0.28, affine(1, 0, 0.28 * 32, 0, 1, 0)),
-    "shift_x back": (operations.shift_x, -0.45, affine(1, 0, -0.45 * 32, 0, 1, 0)),
-    "shift_y": (operations.shift_y, 0.15, affine(1, 0, 0, 0, 1, 0.15 * 32)),
-    "shift_y back": (operations.shift_y, -0.1, affine(1, 0, 0, 0, 1, -0.1 * 32)),
+    "shift_x": (ats.shift_x, 0.28, affine(1, 0, 0.28 * 32, 0, 1, 0)),
+    "shift_x back": (ats.shift_x, -0.45, affine(1, 0, -0.45 * 32, 0, 1, 0)),
+    "shift_y": (ats.shift_y, 0.15, affine(1, 0, 0, 0, 1, 0.15 * 32)),
+    "shift_y back": (ats.shift_y, -0.1, affine(1, 0, 0, 0, 1, -0.1 * 32)),
 }
 
 
@@ -100,15 +99,15 @@ def test_shifts_are_pillows(name: str) -> None:
 @pytest.mark.parametrize("degrees", [6.7, -20.0, 90.0])
 def test_rotation_is_pillows(degrees: float) -> None:
     expected = by_pillow(COLOUR, lambda p: p.rotate(degrees, fillcolor=(128, 128, 128)))
-    differs = (operations.rotate(COLOUR, every(COLOUR, degrees)) - expected).abs().amax(dim=1) > 1e-6
+    differs = (ats.rotate(COLOUR, every(COLOUR, degrees)) - expected).abs().amax(dim=1) > 1e-6
     assert differs.float().mean() < 0.005, "Pillow counts in fixed point: a few pixels fall to the neighbour"
 
 
 @pytest.mark.parametrize(
     ("operation", "entries"),
-    [(operations.shear_x, (1, 0.1667, 0, 0, 1, 0)), (operations.shear_y, (1, 0, 0, -0.1667, 1, 0))],
+    [(ats.shear_x, (1, 0.1667, 0, 0, 1, 0)), (ats.shear_y, (1, 0, 0, -0.1667, 1, 0))],
 )
-def test_shears_are_pillows_up_to_its_cubic(operation: operations.Operation, entries: tuple[float, ...]) -> None:
+def test_shears_are_pillows_up_to_its_cubic(operation: ats.Operation, entries: tuple[float, ...]) -> None:
     expected = by_pillow(COLOUR, affine(*entries, resample=Image.Resampling.BICUBIC))
     away = (operation(COLOUR, every(COLOUR, entries[1] + entries[3])) - expected).abs()
     assert away.mean() < 2 * LEVEL, "the two cubics differ in their slope at the nodes"
@@ -152,31 +151,31 @@ def test_each_image_is_changed_by_its_own_amount(name: str, images: Tensor) -> N
 
 def test_what_operations_are_for() -> None:
     nothing = every(COLOUR, 0)
-    torch.testing.assert_close(operations.invert(operations.invert(COLOUR, nothing), nothing), COLOUR)
-    moved = operations.shift_x(COLOUR, every(COLOUR, 8 / 32))
+    torch.testing.assert_close(ats.invert(ats.invert(COLOUR, nothing), nothing), COLOUR)
+    moved = ats.shift_x(COLOUR, every(COLOUR, 8 / 32))
     torch.testing.assert_close(moved[..., :24], COLOUR[..., 8:])
     assert moved[..., 24:].eq(0).all()
-    assert torch.equal(operations.rotate(COLOUR, every(COLOUR, 180)), COLOUR.flip(2, 3))
-    assert operations.rotate(COLOUR, every(COLOUR, 45))[:, :, 0, 0].unique().tolist() == [pytest.approx(128 / 255)]
-    stretched = operations.autocontrast(COLOUR, nothing)
+    assert torch.equal(ats.rotate(COLOUR, every(COLOUR, 180)), COLOUR.flip(2, 3))
+    assert ats.rotate(COLOUR, every(COLOUR, 45))[:, :, 0, 0].unique().tolist() == [pytest.approx(128 / 255)]
+    stretched = ats.autocontrast(COLOUR, nothing)
     assert stretched.amin(dim=(2, 3)).eq(0).all()
     assert stretched.amax(dim=(2, 3)).eq(1).all()
-    assert operations.colour(COLOUR, every(COLOUR, -1)).std(dim=1).max() < 1e-6, "grey"
-    assert operations.contrast(COLOUR, every(COLOUR, -1)).flatten(1).std(dim=1).max() < 1e-6, "flat"
+    assert ats.colour(COLOUR, every(COLOUR, -1)).std(dim=1).max() < 1e-6, "grey"
+    assert ats.contrast(COLOUR, every(COLOUR, -1)).flatten(1).std(dim=1).max() < 1e-6, "flat"
 
 
 def test_a_flat_picture_survives_stretching_and_tiny_ones_smoothing() -> None:
     flat = torch.full((2, 3, 8, 8), 0.25)
-    for operation in (operations.autocontrast, operations.equalize):
+    for operation in (ats.autocontrast, ats.equalize):
         assert torch.equal(operation(flat, every(flat, 0)), flat)
     tiny = COLOUR[:, :, :2, :2]
-    assert torch.equal(operations.sharpness(tiny, every(tiny, 0.5)), tiny)
+    assert torch.equal(ats.sharpness(tiny, every(tiny, 0.5)), tiny)
 
 
 def test_crop_and_mirror() -> None:
     right, down = torch.full((24,), 3), torch.full((24,), -2)
     mirrored = torch.arange(24) % 2 == 0
-    found = operations.crop_and_mirror(COLOUR, right, down, mirrored)
+    found = ats.crop_and_mirror(COLOUR, right, down, mirrored)
     expected = torch.zeros_like(COLOUR)
     expected[:, :, 2:, :-3] = COLOUR[:, :, :-2, 3:]
     torch.testing.assert_close(found[1::2], expected[1::2])
@@ -203,9 +202,9 @@ def test_the_page_lists_the_library() -> None:
 def test_a_policy_is_its_sub_policies_in_order() -> None:
     """3-1-7: sideways by 150/331 of the width, contrast down by a third, up by two ninths of 150/331."""
     signs = torch.tensor([[1, -1, 1]]).expand(24, -1)
-    expected = operations.shift_x(COLOUR, every(COLOUR, 150 / 331))
-    expected = operations.contrast(expected, every(COLOUR, -0.5 * 6 / 9))
-    expected = operations.shift_y(expected, every(COLOUR, 150 / 331 * 2 / 9))
+    expected = ats.shift_x(COLOUR, every(COLOUR, 150 / 331))
+    expected = ats.contrast(expected, every(COLOUR, -0.5 * 6 / 9))
+    expected = ats.shift_y(expected, every(COLOUR, 150 / 331 * 2 / 9))
     torch.testing.assert_close(transformed(COLOUR, (3, 1, 7), signs), expected)
 
 
@@ -213,8 +212,8 @@ def test_every_image_gets_one_of_the_policies_with_signs_of_its_own() -> None:
     """4,000 copies of one picture: two policies (invert, shift) of which one has a sign, so three outcomes."""
     one = COLOUR[:1].expand(4000, -1, -1, -1)
     found = DEFENSES.build("ats:policy=29_3").on_inputs(one, Stream.seeded(0))
-    outcomes = [operations.invert(COLOUR[:1], torch.zeros(1))]
-    outcomes += [operations.shift_x(COLOUR[:1], torch.tensor([sign * 150 / 331])) for sign in (1.0, -1.0)]
+    outcomes = [ats.invert(COLOUR[:1], torch.zeros(1))]
+    outcomes += [ats.shift_x(COLOUR[:1], torch.tensor([sign * 150 / 331])) for sign in (1.0, -1.0)]
     shares = [(found - outcome).flatten(1).abs().amax(dim=1).lt(1e-6).float().mean().item() for outcome in outcomes]
     assert sum(shares) == pytest.approx(1)
     assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.03)

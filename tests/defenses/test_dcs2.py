@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,15 +18,14 @@ from gradveil.core.seeding import generator, isolated
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, dot, norm, subtract
 from gradveil.core.types import Batch, Domain, Params, Recipe
-from gradveil.defenses import DEFENSES, Chain, Step
-from gradveil.defenses import concealed as _concealed
+from gradveil.defenses import DCS2, DEFENSES, Chain, Step
 from gradveil.defenses import dcs2 as _dcs2
-from gradveil.defenses.concealed import Search, start_points
+from gradveil.defenses.dcs2 import Starts
 from gradveil.models import Functional
 from steps import in_double, step_of, step_on
 
 WIDE = "lenet:init=wide"
-QUICK = Search(iterations=3, lr=0.1, alpha=0.1, beta=0.001, box=True)
+QUICK = DCS2(iterations=3, lr=0.1, alpha=0.1, beta=0.001, box=True)
 
 
 def equal(a: Params, b: Params) -> bool:
@@ -53,7 +53,7 @@ def test_the_gradient_comes_nearer_while_the_picture_goes_away(start: str) -> No
     assert log["distance"] > log["start_distance"] + 2
 
 
-def searched(step: Step, target: Batch, start: Batch, search: Search) -> Tensor:
+def searched(step: Step, target: Batch, start: Batch, search: DCS2) -> Tensor:
     """One concealed sample by double backward and torch's own Adam, as the paper's formula reads."""
     names, values = list(step.params), [p.detach().requires_grad_() for p in step.params.values()]
 
@@ -83,14 +83,13 @@ def test_the_search_is_the_written_formula(box: bool) -> None:
     batch = SAMPLES.batch(range(3))
     double = Batch(batch.inputs.double(), batch.labels)
     _, step = step_of(models.build(WIDE, SAMPLES.domain, seed=0).double(), double)
-    search = Search(iterations=8, lr=0.1, alpha=30.0, beta=0.5, box=box)
+    search = DCS2(iterations=8, lr=0.1, alpha=30.0, beta=0.5, box=box)
     start = Batch(double.inputs.roll(1, 0), double.labels.roll(1, 0))
-    together = search.run(step, double, start)
+    together = search.conceal(step, double, start)
     for i in range(3):
         alone = searched(step, double.take(slice(i, i + 1)), start.take(slice(i, i + 1)), search)
-        assert torch.allclose(together.batch.inputs[i], alone[0], atol=1e-6)
-    assert torch.equal(together.batch.labels, start.labels)
-    assert (together.batch.inputs.amin() >= 0 and together.batch.inputs.amax() <= 1) == box
+        assert torch.allclose(together.inputs[i], alone[0], atol=1e-6)
+    assert (together.inputs.amin() >= 0 and together.inputs.amax() <= 1) == box
 
 
 def test_searches_in_groups_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,10 +97,10 @@ def test_searches_in_groups_find_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     double = Batch(batch.inputs.double(), batch.labels)  # Adam's first steps follow signs, which rounding can turn
     _, step = step_of(models.build(WIDE, SAMPLES.domain, seed=0).double(), double)
     start = Batch(step.batch.inputs.roll(1, 0), step.batch.labels.roll(1, 0))
-    whole = QUICK.run(step, step.batch, start)
-    monkeypatch.setattr(_concealed, "_NUMBERS_TOGETHER", 2 * sum(p.numel() for p in step.params.values()))
-    parts = QUICK.run(step, step.batch, start)
-    assert torch.allclose(whole.batch.inputs, parts.batch.inputs, atol=1e-6)
+    whole = QUICK.conceal(step, step.batch, start)
+    monkeypatch.setattr(_dcs2, "NUMBERS_TOGETHER", 2 * sum(p.numel() for p in step.params.values()))
+    parts = QUICK.conceal(step, step.batch, start)
+    assert torch.allclose(whole.inputs, parts.inputs, atol=1e-6)
     assert torch.allclose(whole.cosine, parts.cosine, atol=1e-6)
     assert torch.allclose(whole.start_distance, parts.start_distance)
 
@@ -118,6 +117,10 @@ def test_identical_and_dead_samples_leave_the_search_finite() -> None:
 
 
 # Start points
+
+
+def start_points(step: Step, sensitive: Tensor, *, each: int, kind: Literal["batch", "public"]) -> Starts:
+    return DCS2(k=each, start=kind).start_points(step, sensitive)
 
 
 def test_a_start_is_another_example_preferably_of_another_label_and_not_sensitive() -> None:
@@ -178,7 +181,7 @@ def test_what_is_sent_is_equation_seven(combine: str) -> None:
     shared = sent(f"dcs2:iterations=3,mix=0.3,k=2,sensitive=first,combine={combine}", gradient, step)
     again = replace(step, rng=Stream.seeded(0, "defense"))
     starts = start_points(again, torch.arange(4) == 0, each=2, kind="batch")
-    hidden = QUICK.run(again, step.batch.take([0, 0]), starts.batch).batch
+    hidden = Batch(QUICK.conceal(again, step.batch.take([0, 0]), starts.batch).inputs, starts.batch.labels)
     own = gradient_of(step, hidden.inputs, hidden.labels)
     as_sensitive = gradient_of(step, hidden.inputs, step.batch.labels[[0, 0]])
     added = add({name: 0.3 * tensor for name, tensor in own.items()}, as_sensitive, 0.7)
@@ -281,9 +284,9 @@ def test_batch_norm_in_train_mode_takes_one_example_at_a_time() -> None:
     _, step = step_on("mlp", examples=2)
     step = in_double(replace(step, model=function, params=function.params))  # a search follows rounding
     start = Batch(step.batch.inputs.flip(0), step.batch.labels.flip(0))
-    both = QUICK.run(step, step.batch, start)
-    alone = QUICK.run(step, step.batch.take(slice(1)), start.take(slice(1)))
-    assert torch.allclose(both.batch.inputs[:1], alone.batch.inputs, atol=1e-6)
+    both = QUICK.conceal(step, step.batch, start)
+    alone = QUICK.conceal(step, step.batch.take(slice(1)), start.take(slice(1)))
+    assert torch.allclose(both.inputs[:1], alone.inputs, atol=1e-6)
     shared = sent("dcs2:iterations=1", step.gradient(), step)
     assert all(torch.isfinite(tensor).all() for tensor in shared.values())
 

@@ -146,7 +146,7 @@ def test_only_poisson_sampling_counts_as_such() -> None:
     _, step = step_on(examples=2)
     defense.on_gradient({}, step)
     assert step.log.ledger.state() == [[1.1, 1.0, 1]]
-    run = defense.prepared(step)
+    run = defense.for_round(step)
     run.on_gradient({}, step)
     run.on_gradient({}, replace(step, sample_rate=0.2, expected=2.0, index=torch.arange(2)))
     assert step.log.ledger.state() == [[1.1, 0.2, 1], [1.1, 1.0, 2]]
@@ -154,7 +154,7 @@ def test_only_poisson_sampling_counts_as_such() -> None:
 
 def test_known_examples_cost_the_visits_of_the_most_visited_one() -> None:
     _, step = step_on(examples=2)
-    run = DEFENSES.build("dp").prepared(step)
+    run = DEFENSES.build("dp").for_round(step)
     counts = []
     for index in ([0, 1], [2, 3], [4, 5], [0, 1], [2, 1], [7, 7]):
         run.on_gradient({}, replace(step, index=torch.tensor(index)))
@@ -170,7 +170,7 @@ def test_equal_examples_in_one_batch_count_each_time() -> None:
     def cost(inputs: torch.Tensor, labels: torch.Tensor, **known: Any) -> int:
         one = replace(step, batch=Batch(inputs, labels), log=Log(), **known)
         defense = DEFENSES.build("dp:beyond_plan=true,steps=1")
-        defense.prepared(one).on_gradient({}, one)
+        defense.for_round(one).on_gradient({}, one)
         (entry,) = one.log.ledger.state()
         return int(entry[2])
 
@@ -195,7 +195,7 @@ def test_copies_count_against_the_plan() -> None:
     _, step = step_on(examples=1)
     twice = replace(step, batch=step.batch.take(torch.tensor([0, 0])))
     defense = DEFENSES.build("dp:steps=3")
-    for one in (defense, defense.prepared(twice)):
+    for one in (defense, defense.for_round(twice)):
         with pytest.raises(GradveilError, match="4 steps, more than the 3 that are planned"):
             one.on_gradient({}, twice)
     assert twice.log.ledger.steps == 0
@@ -204,7 +204,7 @@ def test_copies_count_against_the_plan() -> None:
 def test_a_chain_counts_as_its_link_does() -> None:
     chain = DEFENSES.build("dp:delta=1e-6,steps=2+sparsify")
     _, step = step_on(examples=2)
-    chain.prepared(step).on_gradient(step.gradient(), step)
+    chain.for_round(step).on_gradient(step.gradient(), step)
     assert (chain.delta, step.log.ledger.state()) == (1e-6, [[1.1, 1.0, 1]])
     plan = chain.planned()
     assert plan == guarantee(sigma=1.1, sample_rate=1.0, steps=2, delta=1e-6)
@@ -258,10 +258,10 @@ def test_a_ledger_that_lives_longer_than_a_reply_counts_against_the_plan() -> No
     ledger, defense = Ledger(), DEFENSES.build("dp:steps=3")
     for _ in range(3):
         _, step = step_on(examples=2)
-        defense.prepared(step).on_gradient({}, replace(step, log=Log(ledger)))
+        defense.for_round(step).on_gradient({}, replace(step, log=Log(ledger)))
     _, step = step_on(examples=2)
     with pytest.raises(GradveilError, match="4 steps, more than the 3"):
-        defense.prepared(step).on_gradient({}, replace(step, log=Log(ledger)))
+        defense.for_round(step).on_gradient({}, replace(step, log=Log(ledger)))
     assert ledger.state() == [[1.1, 1.0, 3]]
 
 

@@ -114,7 +114,7 @@ def test_without_any_sensitivity_slices_have_equal_sizes() -> None:
 
 def test_half_of_the_slices_get_noise_of_that_deviation_and_the_others_stay() -> None:
     gradient, step = step_on("lenet:init=wide")
-    run = DEFENSES.build("graddefense:sigma=0.3,images=8").prepared(step)
+    run = DEFENSES.build("graddefense:sigma=0.3,images=8").for_round(step)
     patterns = set()
     for seed in range(6):
         sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(seed)))
@@ -150,7 +150,7 @@ def test_the_run_is_deterministic_and_prepares_once(monkeypatch: pytest.MonkeyPa
 def test_examples_are_clipped_in_the_perturbed_slices_alone() -> None:
     _, step = step_on("lenet:init=wide", examples=3)
     gradient = step.gradient()
-    run = DEFENSES.build("graddefense:sigma=0,bound=0.01,images=8").prepared(step)
+    run = DEFENSES.build("graddefense:sigma=0,bound=0.01,images=8").for_round(step)
     sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(1)))
     chosen = Stream.seeded(1).permutation(10)[:5].tolist()
     singles = [step.gradient(step.batch.take(slice(i, i + 1))) for i in range(3)]
@@ -172,7 +172,7 @@ def test_labels_must_fit_the_model() -> None:
     batch = SAMPLES.batch(range(2))
     _, step = step_of(small, Batch(batch.inputs, batch.labels % 4))
     with pytest.raises(GradveilError, match="public images have labels up to 9, but the model has 4 classes"):
-        DEFENSES.build("graddefense").prepared(step)
+        DEFENSES.build("graddefense").for_round(step)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_labels_must_fit_the_model() -> None:
 def test_impossible_options_are_refused(spec: str, message: str) -> None:
     _, step = step_on("lenet", examples=1)
     with pytest.raises(GradveilError, match=message):
-        DEFENSES.build(spec).prepared(step)
+        DEFENSES.build(spec).for_round(step)
 
 
 @pytest.mark.parametrize("sigma", [float("nan"), float("inf")])

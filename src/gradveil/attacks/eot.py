@@ -34,15 +34,15 @@ class Averaged:
         self.draws = {
             name: torch.randn((count, *tensor.shape), generator=rng).to(tensor) for name, tensor in one.reply.items()
         }
-        if self.defense.imitated(one.reply, {name: drawn[0] for name, drawn in self.draws.items()}) is None:
+        if self.defense.sample_reply(one.reply, {name: drawn[0] for name, drawn in self.draws.items()}) is None:
             raise GradveilError(
                 f"the draws of defense {one.defense!r} cannot be averaged over: those of noise and censor can"
             )
 
     def __call__(self, update: Params, distance: Distance) -> Tensor:
         def under(drawn: Params) -> Tensor:
-            imitated = self.defense.imitated(update, drawn)
-            assert imitated is not None
-            return distance(imitated)
+            sampled = self.defense.sample_reply(update, drawn)
+            assert sampled is not None
+            return distance(sampled)
 
         return vmap(under)(self.draws).mean()

@@ -21,10 +21,11 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.data import ImageSet
-from gradveil.defenses import DEFENSES, Log
+from gradveil.defenses import DEFENSES, Log, PublicData
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 
 PUBLIC = 1000
+"""Examples of the same kind that a server may hold."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,13 @@ def exchange(
     starts = range(0, case.images, case.batch_size)
     batches = [private.batch.take(slice(start, start + case.batch_size)).to(case.device) for start in starts]
     drew: list[bool] = []
+    public = PublicData(private.batch.inputs)
 
     def answers(got: Crafted, numbers: Sequence[int], question: int = 0) -> list[Observation]:
         """What is seen of the clients of these numbers when they get this broadcast."""
         again = [question] if question else []
         rngs = [Stream.seeded(case.seed, "defense", defense_spec, number, *again) for number in numbers]
-        client = Client(got.module, recipe=case.recipe, defense=defense, loss=loss)
+        client = Client(got.module, recipe=case.recipe, defense=defense, loss=loss, public=public)
         replies = client.replies(got.sent, [batches[number] for number in numbers], rngs)
         drew.extend(rng.draws > 0 for rng in rngs)
         task.advance(len(numbers))
@@ -131,13 +133,7 @@ def exchange(
         if attack is None:
             honest = Crafted(made.module, case.model, made.sent, ())
             return Exchange(answers(honest, range(len(batches))), log, any(drew))
-        public = _public(data, private) if Knowledge.PUBLIC_DATA in threat.knows else None
-        server = Server(made.module, case.model, made.sent, data.domain, public)
+        known = public.last(data, PUBLIC) if Knowledge.PUBLIC_DATA in threat.knows else None
+        server = Server(made.module, case.model, made.sent, data.domain, known)
         asked = interrogate(attack, server, [client(i) for i in range(len(batches))], derive(case.seed, "craft"))
         return Exchange(asked, log, any(drew))
-
-
-def _public(data: ImageSet, private: Private) -> Batch:
-    """What a server may hold of the same kind: the last examples of the data set that are not private."""
-    index = torch.arange(len(data))
-    return data.batch(index[~torch.isin(index, private.index)][-PUBLIC:])

@@ -120,7 +120,7 @@ def _outpost(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
 def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
     """One backward pass for each entry of the representation, with gradients in the parameters, as in the release."""
     gradient, step = _step(module, batch)
-    prepared = defense.prepared(replace(step, number=0))
+    prepared = defense.for_round(replace(step, number=0))
     whole = _ms(lambda: prepared.on_gradient(gradient, step), device, repeats)
     watched, inputs = copy.deepcopy(module), batch.inputs.clone().requires_grad_()
     caught: list[Tensor] = []
@@ -143,7 +143,7 @@ def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
 def _graddefense(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
     """One derivative of a layer's summed gradient in the inputs for each parameter, one after the other."""
     _, step = _step(module, batch)
-    whole = _ms(lambda: defense.prepared(replace(step, number=0)), device, max(1, repeats // 2))
+    whole = _ms(lambda: defense.for_round(replace(step, number=0)), device, max(1, repeats // 2))
     root = public_images("samples", batch.inputs, 50)
 
     def layer_by_layer() -> list[Tensor]:
@@ -201,7 +201,7 @@ def _step(module: torch.nn.Module, batch: Batch) -> tuple[Params, Step]:
     )  # fmt: skip
     with torch.no_grad():
         value = step.loss_at(step.params)
-    return step.gradient(), replace(step, value=value)
+    return step.gradient(), replace(step, loss_value=value)
 
 
 def _ms(work: Callable[[], object], device: str, repeats: int) -> float:

@@ -16,7 +16,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
-from gradveil.defenses.base import Defense, Log, Step
+from gradveil.defenses import Defense, Log, PublicData, Step
 from gradveil.models.functional import Functional
 
 OnSuspicion = Literal["train", "warn", "refuse"]
@@ -36,7 +36,7 @@ class Client:
     """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``.
 
     ``on_suspicion`` makes it inspect each broadcast, with its own batch for a probe and the last broadcast that it
-    trained on to compare with, before it trains.
+    trained on to compare with, before it trains. ``public`` says which data is public, for defenses that need some.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Client:
         defense: Defense | None = None,
         loss: Loss = cross_entropy,
         on_suspicion: OnSuspicion = "train",
+        public: PublicData | None = None,
     ) -> None:
         if on_suspicion not in get_args(OnSuspicion):
             raise GradveilError(f"on_suspicion is one of {', '.join(get_args(OnSuspicion))}, not {on_suspicion!r}")
@@ -58,6 +59,7 @@ class Client:
         self.model = Functional(module, train_mode=recipe.train_mode)
         self.recipe = recipe
         self.loss = loss
+        self.public = public
 
     def inspect(
         self,
@@ -77,17 +79,17 @@ class Client:
         self, sent: Mapping[str, torch.Tensor], batches: Sequence[Batch], rngs: Sequence[Stream]
     ) -> list[Reply]:
         """What clients alike reply to one broadcast, each for its own batch: side by side where their defense gains."""
-        if self.recipe.sends != "gradient" or not self.defense.gains_together:
+        if self.recipe.sends != "gradient" or not self.defense.batches_clients:
             return [self.reply(sent, batch, rng) for batch, rng in zip(batches, rngs, strict=True)]
         steps, gradients = [], []
         for batch, rng in zip(batches, rngs, strict=True):
             start = self._start(sent, batch, rng)
-            self.defense.prepared(start)
+            self.defense.for_round(start)
             model = self.defense.on_forward(self.model, len(batch), rng)
             gradient, value = Gradient(model, self.loss)(
                 (start.params, model.buffers, start.batch.inputs, start.batch.labels)
             )
-            steps.append(replace(start, model=model, number=1, value=value))
+            steps.append(replace(start, model=model, number=1, loss_value=value))
             gradients.append(gradient)
         hidden = self.defense.on_gradients(gradients, steps)
         return [_sent(self.defense, update, step, self.recipe) for update, step in zip(hidden, steps, strict=True)]
@@ -95,7 +97,7 @@ class Client:
     def run(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: Stream, *, round_number: int = 1) -> Run[Reply]:
         """:meth:`reply` that leaves each gradient to whoever runs it."""
         start = self._start(sent, batch, rng, round_number)
-        local, defense = start.batch, self.defense.prepared(start)
+        local, defense = start.batch, self.defense.for_round(start)
         places = torch.arange(len(local), device=local.labels.device)
 
         def defended(gradient: Params, taken: Taken) -> Params:
@@ -106,7 +108,7 @@ class Client:
                 batch=local.take(taken.examples),
                 index=places[taken.examples],
                 number=taken.number,
-                value=taken.value,
+                loss_value=taken.value,
             )
             return defense.on_gradient(gradient, step)
 
@@ -142,6 +144,7 @@ class Client:
             lr=self.recipe.lr,
             rng=rng,
             log=Log(),
+            public=self.public,
         )
 
     def _beware(self, sent: Mapping[str, torch.Tensor], batch: Batch) -> None:

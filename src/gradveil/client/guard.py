@@ -92,8 +92,8 @@ class Guard:
         """What the defense reported, such as how often it fell back, and its ledger of privacy."""
         self._model, self._loss, self._defense, self._rng = model, loss, defense, Stream.secret()
         self._params: Params = dict(model.named_parameters())
-        self._starts_over = any(link.starts_over for link in links_of(defense))
-        self._guaranteed = any(link.guaranteed for link in links_of(defense))
+        self._starts_over = any(link.recomputes_gradient for link in links_of(defense))
+        self._guaranteed = any(link.has_guarantee for link in links_of(defense))
         self._mirror = Mirror(model)
         self._anchor = torch.zeros((), requires_grad=True)
         self._states: dict[Optimizer, list[Any]] = {}
@@ -510,7 +510,7 @@ class Guard:
             sample_rate=rate, expected=expected,
         )  # fmt: skip
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
-        self._prepared = self._prepared or self._defense.prepared(replace(step, number=0))
+        self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))
         hidden = self._prepared.on_gradient(given, step)
         check_result(hidden, given)
         self._compare("the defense")

@@ -1,20 +1,21 @@
 """Defenses, one per file. Importing this package registers all of them."""
 
-from gradveil.defenses import (  # noqa: F401  (each registers its own)
-    ats,
-    censor,
-    clip,
-    dcs2,
-    dp,
-    graddefense,
-    noise,
-    outpost,
-    precode,
-    soteria,
-    sparsify,
-)
-from gradveil.defenses.base import Defense, Log, Step, Transform, check_result
-from gradveil.defenses.chain import Chain, links_of
-from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.ats import ATS
+from gradveil.defenses.base import DEFENSES, Chain, Defense, Log, Step, Transform, check_result, links_of
+from gradveil.defenses.censor import Censor
+from gradveil.defenses.clip import Clip, ClipExamples
+from gradveil.defenses.dcs2 import DCS2, DCS2Plus
+from gradveil.defenses.dp import DP
+from gradveil.defenses.graddefense import GradDefense
+from gradveil.defenses.noise import Noise
+from gradveil.defenses.outpost import Outpost
+from gradveil.defenses.precode import Precode
+from gradveil.defenses.public import PublicData
+from gradveil.defenses.soteria import Soteria
+from gradveil.defenses.sparsify import Sparsify
 
-__all__ = ["DEFENSES", "Chain", "Defense", "Log", "Step", "Transform", "check_result", "links_of"]
+__all__ = [
+    "ATS", "DCS2", "DEFENSES", "DP", "Censor", "Chain", "Clip", "ClipExamples", "DCS2Plus", "Defense", "GradDefense",
+    "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform", "check_result",
+    "links_of",
+]  # fmt: skip

@@ -1,23 +1,36 @@
-"""What a defense is: the identity at every hook of a client's local run, of which it overrides one or two."""
+"""What a defense is: the identity at every hook of a client's local run, of which it overrides one or two.
+
+Chains of defenses and their registry are here as well: ``clip:bound=4+noise:sigma=0.1`` clips, then adds noise.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, cast
+from functools import reduce
+from itertools import combinations
+from typing import Any, ClassVar, Literal, cast
 
+import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.registry import F, Registry, split_spec
 from gradveil.core.streams import Stream
 from gradveil.core.trees import all_finite, is_dense
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses.accounting import Guarantee, Ledger, check_rate
+from gradveil.defenses.public import PublicData
 from gradveil.models.functional import Functional
+
+At = Literal["step", "update"]
+"""Where a transform acts: on the gradient of each local step, or once on what leaves."""
 
 
 class Log:
@@ -70,13 +83,15 @@ class Step:
     lr: float
     rng: Stream
     log: Log = field(default_factory=Log)
-    value: Tensor | None = None
+    loss_value: Tensor | None = None
     """The loss at ``params`` on ``batch``, where computing the gradient gave it anyway."""
     sample_rate: float | None = None
     """With which probability each example is in this step, independently of all others and in secret (Poisson
     sampling); None where examples are chosen in any other way."""
     expected: float | None = None
     """Goes with ``sample_rate``: how many examples there are in such a step on average. The batch may be empty."""
+    public: PublicData | None = None
+    """Which data is public, from whoever knows all private examples; None: those of the batch are private."""
 
     def __post_init__(self) -> None:
         if (self.sample_rate is None) != (self.expected is None):
@@ -113,18 +128,44 @@ class Step:
 
         return vmap(one)(on.inputs, on.labels)
 
+    def classes(self, batch: Batch | None = None) -> int:
+        """How many classes the model tells apart, seen on this step's batch or on other examples."""
+        with torch.no_grad():
+            return int(self.model({**self.frozen, **self.params}, (batch or self.batch).inputs[:2]).shape[-1])
+
 
 class Defense:
     """Sends everything as it is. Overrides return new objects and never edit an argument in place.
 
-    Instances hold options and nothing that changes: what one local run needs to remember is made by ``prepared``.
+    Instances hold options and nothing that changes: what one round needs to remember is made by ``for_round``. Those
+    of Gradveil are frozen dataclasses, whose fields are the options; a plain class does as well.
+
+    Which hook runs where:
+
+    ==============  =================================  ==============================  =================================
+    hook            simulated client: audit, train,    ``gradveil.Client``,            ``defend_update``,
+                    ``client_app`` on Flower           ``gradveil.protect``            Flower mod ``defended``
+    ==============  =================================  ==============================  =================================
+    check           before the first round             before the first round          no
+    on_model        when the server builds the model   ``Client``; not ``protect``     no
+    on_inputs       once for each reply                in each forward pass            no
+    for_round       once for each reply                at the first step of a round    no
+    on_forward      in each local step                 in each forward pass            no
+    on_gradient     in each local step                 before each optimizer step      no
+    on_update       on what leaves                     ``Client``; ``protect``         no
+                                                       refuses who changes updates
+    transform       by on_gradient or on_update        by on_gradient or on_update     on what leaves, whatever ``at``
+    (Transform)                                                                        is; all others are refused
+    ==============  =================================  ==============================  =================================
     """
 
+    name: ClassVar[str] = ""
+    """Under which it is registered."""
     reshapes: ClassVar[bool] = False
     """Whether ``on_model`` changes the architecture, which server and clients then agree on."""
-    gains_together: ClassVar[bool] = False
-    """Whether ``on_gradients`` is faster than one client after another; such a defense is its own ``prepared``."""
-    guaranteed: ClassVar[bool] = False
+    batches_clients: ClassVar[bool] = False
+    """Whether ``on_gradients`` is faster than one client after another; such a defense is its own ``for_round``."""
+    has_guarantee: ClassVar[bool] = False
     """Whether what it leaves has a proof, which holds for whatever is made of it without the private examples."""
     delta: float | None = None
     """For which delta ``step.log.ledger.spent(delta)`` is the epsilon of what it sent; None: it has no epsilon."""
@@ -135,15 +176,29 @@ class Defense:
         return type(self).on_update is not Defense.on_update
 
     @property
-    def starts_over(self) -> bool:
+    def recomputes_gradient(self) -> bool:
         """Whether ``on_gradient`` begins with the private examples, whatever became of their gradient before it."""
         return False
+
+    @property
+    def spec(self) -> str:
+        """The shortest text that builds an equal defense, such as ``noise:sigma=0.2``.
+
+        Raises:
+            GradveilError: if it is not registered, or an option is none that a text can hold.
+        """
+        return DEFENSES.spec(self)
 
     def __repr__(self) -> str:
         """The class and its options: what tells one defense from another."""
         plain = (bool, int, float, str, tuple, type(None))
         options = {k: v for k, v in sorted(vars(self).items()) if not k.startswith("_") and isinstance(v, plain)}
         return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+    def _require(self, good: bool, option: str, allowed: str) -> None:
+        """Raise unless an option is good."""
+        if not good:
+            raise GradveilError(f"defense {self.name}: {option} is {allowed}, not {getattr(self, option)}")
 
     def planned(self) -> Guarantee | None:
         """What the training that its options plan will have spent; None: they plan none."""
@@ -163,7 +218,7 @@ class Defense:
         """Change the local inputs [n, C, H, W] in [0, 1] before training on them."""
         return inputs
 
-    def prepared(self, start: Step) -> Defense:  # noqa: ARG002
+    def for_round(self, start: Step) -> Defense:  # noqa: ARG002
         """The defense for one local run. ``start`` has number 0, the broadcast and all local examples."""
         return self
 
@@ -183,7 +238,7 @@ class Defense:
         """Change what leaves the client."""
         return update
 
-    def imitated(self, update: Params, drawn: Params) -> Params | None:  # noqa: ARG002
+    def sample_reply(self, update: Params, drawn: Params) -> Params | None:  # noqa: ARG002
         """How an attacker who knows this defense imitates one draw of it, from N(0, 1) entries; None if it draws none.
 
         Differentiable in the update, and safe under vmap.
@@ -194,7 +249,9 @@ class Defense:
 class Transform(Defense):
     """A defense that needs nothing but the tensors: on every local gradient, or once on the outgoing update."""
 
-    def __init__(self, *, at: Literal["step", "update"] = "step") -> None:
+    at: At
+
+    def __init__(self, *, at: At = "step") -> None:
         self.at = at
 
     @property
@@ -220,3 +277,142 @@ def check_result(sent: Params, given: Params) -> None:
     if odd or not all_finite(sent):
         odd = odd or [name for name, tensor in sent.items() if not all_finite({name: tensor})]
         raise GradveilError(f"the defense gave {odd[0]!r} another shape, or something else than finite real numbers")
+
+
+class Chain(Defense):
+    """Every hook of every link, in order. A link that would undo what one before it did is refused."""
+
+    def __init__(self, links: Sequence[Defense]) -> None:
+        self.links = tuple(links)
+        for earlier, later in combinations(self.links, 2):
+            names = type(earlier).__name__, type(later).__name__
+            if later.recomputes_gradient and _changes_gradients(earlier):
+                raise GradveilError(
+                    f"{names[1]} begins with the private examples, so that what {names[0]} did to their gradient would "
+                    "be lost: put it first in the chain"
+                )
+            if earlier.delta is not None and later.delta is not None:
+                raise GradveilError(f"{names[0]} and {names[1]} both count an epsilon: use one of them")
+            if earlier.has_guarantee and not isinstance(later, Transform) and _changes_gradients(later):
+                raise GradveilError(
+                    f"{names[1]} looks at the private examples again, so that the guarantee of {names[0]} would not "
+                    "hold: only what needs no examples may follow it, such as sparsify"
+                )
+
+    @property
+    def spec(self) -> str:
+        return "+".join(link.spec for link in self.links)
+
+    @property
+    def changes_updates(self) -> bool:
+        return any(link.changes_updates for link in self.links)
+
+    @property
+    def reshapes(self) -> bool:  # type: ignore[override]
+        return any(link.reshapes for link in self.links)
+
+    @property
+    def delta(self) -> float | None:  # type: ignore[override]
+        return next((link.delta for link in self.links if link.delta is not None), None)
+
+    def planned(self) -> Guarantee | None:
+        return next((plan for link in self.links if (plan := link.planned()) is not None), None)
+
+    def check_steps(self, steps: int) -> None:
+        for link in self.links:
+            link.check_steps(steps)
+
+    def check(self, model: nn.Module) -> None:
+        for link in self.links:
+            link.check(model)
+
+    def for_round(self, start: Step) -> Defense:
+        return Chain([link.for_round(start) for link in self.links])
+
+    def on_model(self, model: nn.Module) -> nn.Module:
+        return reduce(lambda left, link: link.on_model(left), self.links, model)
+
+    def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:
+        return reduce(lambda left, link: link.on_inputs(left, rng), self.links, inputs)
+
+    def on_forward(self, model: Functional, examples: int, rng: Stream) -> Functional:
+        return reduce(lambda left, link: link.on_forward(left, examples, rng), self.links, model)
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return reduce(lambda left, link: link.on_gradient(left, step), self.links, gradient)
+
+    def on_update(self, update: Params, rng: Stream, log: Log) -> Params:
+        return reduce(lambda left, link: link.on_update(left, rng, log), self.links, update)
+
+
+def _changes_gradients(link: Defense) -> bool:
+    if isinstance(link, Transform):
+        return link.at == "step"
+    kind = type(link)
+    return kind.on_gradient is not Defense.on_gradient or kind.for_round is not Defense.for_round
+
+
+def links_of(defense: Defense) -> list[Defense]:
+    """The defenses that a chain is made of, chains in it taken apart too; of any other defense itself."""
+    return [part for link in defense.links for part in links_of(link)] if isinstance(defense, Chain) else [defense]
+
+
+class DefenseRegistry(Registry[Defense]):
+    """A registry whose specs may be chains."""
+
+    _LINK = re.compile(r"\s*\+\s*(?=[a-z])")
+    """A plus before a name: the one in 1e+3 stands before a digit."""
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Keep a class, or a function that makes a defense, under a name; a class gets the name too."""
+        keep = super().register(name)
+
+        def named(factory: F) -> F:
+            if inspect.isclass(factory):
+                cast(Any, factory).name = name
+            return keep(factory)
+
+        return named
+
+    def links(self, spec: str) -> list[str]:
+        """The specs that a chain is made of."""
+        return self._LINK.split(spec.strip())
+
+    def build(self, spec: str, *context: Any) -> Defense:
+        parts = [super(DefenseRegistry, self).build(link, *context) for link in self.links(spec)]
+        return parts[0] if len(parts) == 1 else Chain(parts)
+
+    def canonical(self, spec: str) -> str:
+        return "+".join(super(DefenseRegistry, self).canonical(link) for link in self.links(spec))
+
+    def spec(self, defense: Defense) -> str:
+        """The shortest spec of a defense that is no chain; see :attr:`Defense.spec`."""
+        name = "none" if type(defense) is Defense else vars(type(defense)).get("name", "")
+        if name not in self:
+            raise GradveilError(f"{type(defense).__name__} has no name to write: register it in DEFENSES")
+        said = {}
+        for option, parameter in self.options(name).items():
+            value = getattr(defense, option)
+            if not isinstance(value, bool | int | float | str | None):
+                raise GradveilError(f"defense {name}: {option} is no text or number, so that no spec can hold it")
+            if value != parameter.default:
+                said[option] = value
+        return self.canonical(f"{name}:{','.join(f'{option}={value}' for option, value in said.items())}")
+
+    def reshaping(self, spec: str) -> str | None:
+        """Those links of a chain that change the architecture: what both sides must know to build the model."""
+        reshape = [link for link in self.links(spec) if self.reshapes(link)]
+        return "+".join(super(DefenseRegistry, self).canonical(link) for link in reshape) or None
+
+    def reshapes(self, link: str) -> bool:
+        """Whether one defense changes the architecture: known without building it."""
+        return bool(getattr(self.get(split_spec(link)[0]), "reshapes", False))
+
+
+DEFENSES = DefenseRegistry("defense")
+
+
+@DEFENSES.register("none")
+def none() -> Defense:
+    """No defense: the update leaves as it is."""
+    return Defense()

@@ -1,73 +1,82 @@
-"""CENSOR (Zhang et al., NDSS 2025): several random updates orthogonal to the gradient, of which the best is sent."""
+"""CENSOR (Zhang et al., NDSS 2025): several random updates orthogonal to the gradient, of which the best is sent.
+
+All candidates of a step lie side by side in flat vectors, are made orthogonal together, and are judged by their losses.
+"""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from gradveil.core.errors import GradveilError
-from gradveil.core.trees import map_each
-from gradveil.core.types import Batch, Params
-from gradveil.defenses.base import Defense, Step
-from gradveil.defenses.public import public_images
-from gradveil.defenses.registry import DEFENSES
-from gradveil.defenses.shared import Examples
-from gradveil.defenses.trials import Flat, LossAfter, LossAt, cosine, norms_of, project, project_together
+from gradveil.core.graphs import Replayed
+from gradveil.core.streams import Stream
+from gradveil.core.trees import exact_norms, map_each
+from gradveil.core.types import Batch, Loss, Params
+from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.public import public_images, refuse_private
+from gradveil.defenses.shared import Examples, remembered
+from gradveil.models.functional import AddsToLoss, Functional
 
+Pair = tuple[int, int]
 POOL = 50
 """Public images to choose from, or as many as there are trials if that is more."""
 CANDIDATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**30}
 """Bytes that candidates under trial may take together; one of them may take more."""
 FEW = 8
 """Entries of a tensor below which a random direction may well lie so near the gradient's that rounding shows."""
+BATCHED = 2**20
+"""Bytes of gradient up to which a GPU judges many candidates in one call: larger models keep it busy one by one."""
+BATCHED_AT_ONCE = 2**32
+"""Bytes that such a call may take, with ACTIVATIONS bytes for each byte of input."""
+ACTIVATIONS = 32
+PATCHES = 2**15
+"""Numbers that an example's patches may have for a convolution to be computed as a product."""
+PARALLEL = 1e-3
+"""What is left of a drawn vector, as a share of it, below which it has no direction but the gradient's."""
+NOTHING = 1e-16
+"""Stands for smaller norms when one is divided by: float32 cannot tell the direction of such a gradient."""
 
 
 @DEFENSES.register("censor")
+@dataclass(frozen=True, kw_only=True)
 class Censor(Defense):
     """CENSOR: the best of several random updates orthogonal to the gradient."""
 
-    def __init__(
-        self,
-        *,
-        trials: int = 20,
-        layerwise: bool = True,
-        fallback: Literal["best", "skip", "original"] = "best",
-        norms: Literal["preserve", "public", "random"] = "preserve",
-        spread: float = 1.0,
-        projection: Literal["exact", "released"] = "exact",
-        source: Literal["normal", "public"] = "normal",
-        public: str = "samples",
-        temperature: float = 0.0,
-        rounds: int | None = None,
-        lr: float | None = None,
-    ) -> None:
-        for name, value, least in (("trials", trials, 1), ("rounds", rounds, 1)):
-            if value is not None and value < least:
-                raise GradveilError(f"defense censor: {name} is at least {least}, not {value}")
-        for name, number in (("spread", spread), ("temperature", temperature), ("lr", lr)):
-            if number is not None and not 0 <= number < math.inf:
-                raise GradveilError(f"defense censor: {name} is at least 0, not {number}")
-        self.trials, self.layerwise, self.fallback = trials, layerwise, fallback
-        self.norms, self.spread, self.projection = norms, spread, projection
-        self.source, self.public, self.temperature = source, public, temperature
-        self.rounds, self.lr = rounds, lr
-        self._pool: Batch | None = None
-        self._loss_at: list[LossAt] = []
+    trials: int = 20
+    layerwise: bool = True
+    fallback: Literal["best", "skip", "original"] = "best"
+    norms: Literal["preserve", "public", "random"] = "preserve"
+    spread: float = 1.0
+    projection: Literal["exact", "released"] = "exact"
+    source: Literal["normal", "public"] = "normal"
+    public: str = "samples"
+    temperature: float = 0.0
+    rounds: int | None = None
+    lr: float | None = None
 
-    def prepared(self, start: Step) -> Defense:
+    def __post_init__(self) -> None:
+        for option, least in (("trials", 1), ("rounds", 1), ("spread", 0), ("temperature", 0), ("lr", 0)):
+            value = getattr(self, option)
+            self._require(value is None or least <= value < math.inf, option, f"at least {least}")
+
+    def for_round(self, start: Step) -> Defense:
         """Public images, where some are needed, are read once for a local run."""
-        if "public" not in (self.source, self.norms):
-            return self
-        ready = copy.copy(self)
-        ready._pool = self._public_pool(start)
-        return ready
+        pool = self._public_pool(start)
+        return self if pool is None else _Run(self, pool)
 
-    def imitated(self, update: Params, drawn: Params) -> Params | None:
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return self.censored(gradient, step, self._public_pool(step))
+
+    def sample_reply(self, update: Params, drawn: Params) -> Params | None:
         """One trial: orthogonal to the update in every tensor, and of its length."""
 
         def orthogonal(g: Tensor, r: Tensor) -> Tensor:
@@ -77,7 +86,16 @@ class Censor(Defense):
 
         return map_each(orthogonal, update, drawn)
 
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
+    def _public_pool(self, step: Step) -> Batch | None:
+        active = self.rounds is None or step.round_number <= self.rounds
+        if "public" not in (self.source, self.norms) or not active:
+            return None
+        count = max(POOL, self.trials)
+        pool = public_images(self.public, step.batch.inputs, count, public=step.public, defense="censor")
+        return Batch(pool.inputs, pool.labels % step.classes(pool))
+
+    def censored(self, gradient: Params, step: Step, pool: Batch | None) -> Params:
+        """What is sent instead of the gradient; ``pool`` holds the public images that options ask for."""
         active = self.rounds is None or step.round_number <= self.rounds
         step.log.add("active", float(active))
         if not active:
@@ -86,7 +104,7 @@ class Censor(Defense):
         with torch.no_grad():
             flat = Flat(gradient)
             original = flat.joined(gradient)
-            best, accepted = self._best(flat, original, step)
+            best, accepted = self._best(flat, original, step, pool)
         step.log.add("fallback_rate", float(not accepted))
         if accepted or self.fallback == "best":
             step.log.add("cosine", cosine(best, original))
@@ -94,22 +112,17 @@ class Censor(Defense):
         step.log.add("cosine", float(self.fallback == "original"))
         return gradient if self.fallback == "original" else map_each(torch.zeros_like, gradient)
 
-    def _best(self, flat: Flat, original: list[Tensor], step: Step) -> tuple[list[Tensor], bool]:
+    def _best(self, flat: Flat, original: list[Tensor], step: Step, pool: Batch | None) -> tuple[list[Tensor], bool]:
         """The candidate of the lowest score, and whether that is below the loss at the current parameters."""
         pieces = flat.pieces(original, self.layerwise)
         norms = norms_of(pieces)
-        targets = self._targets(norms, flat, step)
-        if not (self._loss_at and self._loss_at[0].fits(step)):
-            self._loss_at[:] = [LossAt(step)]  # in place: a defense that was prepared for one local run shares it
-        judge = LossAfter(step, flat, step.lr if self.lr is None else self.lr, self._loss_at[0])
-        released, sizes = self.projection == "released", flat.one_vector()
+        targets = self._targets(norms, flat, step, pool)
+        judge = LossAfter(step, flat, step.lr if self.lr is None else self.lr)
+        released = self.projection == "released"
         best, lowest = original, math.inf
-        here = math.nan if step.value is None else float(step.value)
-        for drawn in self._draws(flat, step):
-            if sizes is not None and self.layerwise:
-                project_together(drawn[0], original[0], sizes, targets, released=released)
-            else:
-                project(flat.pieces(drawn, self.layerwise), pieces, norms, targets, released=released)
+        here = math.nan if step.loss_value is None else float(step.loss_value)
+        for drawn in self._draws(flat, step, pool):
+            project(flat.pieces(drawn, self.layerwise), pieces, norms, targets, released=released)
             losses = judge(drawn, start_too=math.isnan(here) and best is original)
             if len(losses) > len(drawn[0]):
                 here = losses.pop(0)
@@ -133,33 +146,248 @@ class Censor(Defense):
         luck = step.rng.exponential((len(losses),), torch.empty(0)).tolist()
         return [loss - self.temperature / len(step.batch) * draw for loss, draw in zip(losses, luck, strict=True)]
 
-    def _targets(self, own: Tensor, flat: Flat, step: Step) -> Tensor:
+    def _targets(self, own: Tensor, flat: Flat, step: Step, pool: Batch | None) -> Tensor:
         """The norm that each piece of a candidate gets, the same for all trials of a step."""
         if self.norms == "preserve":
             return own
         if self.norms == "random":
             return own * (self.spread * step.rng.normal((len(own),), own)).exp()
-        pool = self._pool or self._public_pool(step)
+        assert pool is not None
         public = step.gradient(pool.take(slice(len(step.batch))))
         return norms_of(flat.pieces(flat.joined(public), self.layerwise))
 
-    def _draws(self, flat: Flat, step: Step) -> Iterator[list[Tensor]]:
+    def _draws(self, flat: Flat, step: Step, pool: Batch | None) -> Iterator[list[Tensor]]:
         """What candidates are made from: one [t, size] for each vector of ``flat``, as many trials as fit at once."""
         room = CANDIDATES_AT_ONCE["cuda" if step.batch.inputs.is_cuda else "cpu"]
         chunk = max(1, min(self.trials, room // flat.bytes))
-        pool = (self._pool or self._public_pool(step)) if self.source == "public" else None
-        order = None if pool is None else step.rng.permutation(len(pool), pool.labels.device)
-        examples = None if pool is None else Examples(step)
-        for start in range(0, self.trials, chunk):
-            stop = min(start + chunk, self.trials)
-            if pool is None or order is None or examples is None:
-                yield flat.gaussian(stop - start, step.rng)
-            else:
-                shown = pool.take(order[start:stop])
-                yield flat.joined(examples.gradients(shown), leading=1)
+        ranges = [slice(start, min(start + chunk, self.trials)) for start in range(0, self.trials, chunk)]
+        if self.source == "normal":
+            for some in ranges:
+                yield flat.gaussian(some.stop - some.start, step.rng)
+            return
+        assert pool is not None
+        order, examples = step.rng.permutation(len(pool), pool.labels.device), Examples(step)
+        for some in ranges:
+            yield flat.joined(examples.gradients(pool.take(order[some])), leading=1)
 
-    def _public_pool(self, step: Step) -> Batch:
-        pool = public_images(self.public, step.batch.inputs, max(POOL, self.trials), defense="censor")
+
+class _Run(Defense):
+    """One local run with its public images."""
+
+    def __init__(self, options: Censor, pool: Batch) -> None:
+        self.options, self.pool = options, pool
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        refuse_private(self.pool, step.batch.inputs, "censor")
+        return self.options.censored(gradient, step, self.pool)
+
+
+class Flat:
+    """Named tensors side by side, in one vector for each device and type: one call then works on all of them."""
+
+    def __init__(self, like: Params) -> None:
+        self.shapes = {name: tensor.shape for name, tensor in like.items()}
+        self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in like.values())
+        self._names: dict[tuple[torch.device, torch.dtype], list[str]] = defaultdict(list)
+        for name, tensor in like.items():
+            self._names[tensor.device, tensor.dtype].append(name)
+        self._sizes = [[self.shapes[name].numel() for name in names] for names in self._names.values()]
+        self.smallest = min(map(min, self._sizes))
+
+    def joined(self, tree: Params, *, leading: int = 0) -> list[Tensor]:
+        """The vectors [..., size] of a tree whose tensors have so many dimensions in front."""
+        flattened = map_each(lambda x: x.reshape(*x.shape[:leading], -1), tree)
+        return [torch.cat([flattened[name] for name in names], dim=-1) for names in self._names.values()]
+
+    def named(self, vectors: Sequence[Tensor]) -> Params:
+        """Views into vectors [..., size], by name and in shape."""
+        found: Params = {}
+        for names, sizes, vector in zip(self._names.values(), self._sizes, vectors, strict=True):
+            parts = zip(names, torch.split(vector, sizes, dim=-1), strict=True)
+            found |= {name: part.view(part.shape[:-1] + self.shapes[name]) for name, part in parts}
+        return {name: found[name] for name in self.shapes}
+
+    def pieces(self, vectors: Sequence[Tensor], layerwise: bool) -> list[list[Tensor]]:
+        """Views of what is made orthogonal together: each tensor by itself, or everything."""
+        if not layerwise:
+            return [list(vectors)]
+        return [[p] for s, v in zip(self._sizes, vectors, strict=True) for p in torch.split(v, s, dim=-1)]
+
+    def gaussian(self, count: int, rng: Stream) -> list[Tensor]:
+        """Independent N(0, 1) entries in vectors [count, size]."""
+        return [
+            rng.normal((count, sum(sizes)), torch.empty(0, dtype=dtype, device=device))
+            for (device, dtype), sizes in zip(self._names, self._sizes, strict=True)
+        ]
+
+
+def project(
+    drawn: list[list[Tensor]], gradient: list[list[Tensor]], norms: Tensor, targets: Tensor, *, released: bool
+) -> None:
+    """Take the gradient's direction out of the pieces of ``drawn`` [t, size], and scale each piece to its target norm.
+
+    The release takes out norm times as much. A piece without any other direction becomes zero. Pythagoras gives the
+    norms of what is left, so that two passes over ``drawn`` suffice.
+    """
+    pairs = [list(zip(*both, strict=True)) for both in zip(drawn, gradient, strict=True)]
+    along = torch.stack([_total([r @ g for r, g in pair]).to(norms) for pair in pairs])
+    length = torch.stack([_norm([exact_norms(r) for r, _ in pair]).to(norms) for pair in pairs])
+    norm = norms[:, None].clamp(min=NOTHING)
+    along = along / norm
+    taken = along * norm if released else along
+    left = (length.square() - along.square() + (along - taken).square()).clamp(min=0).sqrt()
+    factor = torch.where(left > PARALLEL * length, targets[:, None] / left, 0)
+    multiple = factor * taken / norm
+    for pair, scale, back in zip(pairs, factor.unbind(), multiple.unbind(), strict=True):
+        for r, g in pair:
+            r.mul_(scale.to(r)[:, None]).addcmul_(back.to(r)[:, None], g, value=-1)
+
+
+def norms_of(pieces: list[list[Tensor]]) -> Tensor:
+    """[pieces]: their norms, on the device of the first."""
+    norms = [_norm([exact_norms(part.flatten()) for part in piece]) for piece in pieces]
+    return torch.stack([norm.to(norms[0]) for norm in norms])
+
+
+def _total(values: list[Tensor]) -> Tensor:
+    """Their sum, on the device of the first: a model may be spread over several."""
+    return values[0] if len(values) == 1 else torch.stack([value.to(values[0]) for value in values]).sum(0)
+
+
+def _norm(norms: list[Tensor]) -> Tensor:
+    """The norm of vectors side by side, from the norm of each."""
+    return norms[0] if len(norms) == 1 else _total([norm.square() for norm in norms]).sqrt()
+
+
+def cosine(a: list[Tensor], b: list[Tensor]) -> float:
+    """Between two gradients; 0 where one of them is zero."""
+    first, second = norms_of([a, b]).tolist()
+    return float(_total([x @ y for x, y in zip(a, b, strict=True)])) / first / second if first and second else 0.0
+
+
+class LossAfter:
+    """The losses of one local step's batch after steps along candidates."""
+
+    def __init__(self, step: Step, flat: Flat, lr: float) -> None:
+        self.step, self.flat, self.lr = step, flat, lr
+        self.start = flat.joined({name: step.params[name] for name in flat.shapes})
+
+    def __call__(self, candidates: list[Tensor], *, start_too: bool = False) -> list[float]:
+        """The loss after a step along each of ``candidates`` [t, size], and first, if asked, without a step."""
+        if not self.step.batch.inputs.is_cuda:
+            losses = self.in_turn(candidates, start_too)
+        elif self.flat.bytes <= BATCHED:
+            losses = self.at_once(candidates, start_too)
+        else:
+            losses = self.replayed(candidates, start_too)
+        return [float(loss) for loss in losses.tolist()]
+
+    def replayed(self, candidates: list[Tensor], start_too: bool) -> Tensor:
+        """[t] or [1 + t], one after another: a large model keeps a GPU busy, if its kernels start all at once."""
+        key = ("loss", id(self.step.loss))
+        loss_at = remembered(self.step.model.module, key, lambda: LossAt(self.step.loss))
+        losses = [loss_at(self.step, {})] if start_too else []
+        for trial in range(len(candidates[0])):
+            there = [torch.sub(at, part[trial], alpha=self.lr) for at, part in zip(self.start, candidates, strict=True)]
+            losses.append(loss_at(self.step, self.flat.named(there)))
+        return torch.stack(losses)
+
+    def at_once(self, candidates: list[Tensor], start_too: bool) -> Tensor:
+        """[t] or [1 + t], in one batched call or, where that would not fit, a few: what a GPU is good at."""
+        moved = [torch.sub(at, part, alpha=self.lr) for at, part in zip(self.start, candidates, strict=True)]
+        if start_too:
+            moved = [torch.cat([at[None], part]) for at, part in zip(self.start, moved, strict=True)]
+        inputs = self.step.batch.inputs
+        room = BATCHED_AT_ONCE // (self.flat.bytes + ACTIVATIONS * inputs.numel() * inputs.element_size())
+        chunk = None if room >= len(moved[0]) else max(1, room)
+        with ConvolutionsAsProducts():
+            losses: Tensor = vmap(lambda some: self.step.loss_at({**self.step.params, **some}), chunk_size=chunk)(
+                self.flat.named(moved)
+            )
+        return losses
+
+    def in_turn(self, candidates: list[Tensor], start_too: bool) -> Tensor:
+        """[t] or [1 + t], one after another: on a CPU, convolutions with many weights at once are slower than this.
+
+        The module's parameters are exchanged once, for vectors into which each candidate is then written: to exchange
+        them for every candidate would take a tenth of the time of a small model.
+        """
+        step, slots = self.step, [at.clone() for at in self.start]
+        module, batch = step.model.module, step.batch
+        adding = [layer for layer in module.modules() if isinstance(layer, AddsToLoss)]
+        used = {**step.model.buffers, **step.frozen, **step.params, **self.flat.named(slots)}
+
+        def loss() -> Tensor:
+            return sum((layer.pop_term() for layer in adding), start=step.loss(module(batch.inputs), batch.labels))
+
+        def run() -> Tensor:
+            losses = [loss()] if start_too else []
+            for trial in range(len(candidates[0])):
+                for slot, at, part in zip(slots, self.start, candidates, strict=True):
+                    torch.sub(at, part[trial], alpha=self.lr, out=slot)
+                losses.append(loss())
+            return torch.stack(losses)
+
+        exchanged = {f"module.{name}": tensor for name, tensor in used.items()}
+        with torch.inference_mode():
+            losses: Tensor = functional_call(_While(module), exchanged, (run,), strict=True)
+        return losses
+
+
+class LossAt:
+    """(parameters, buffers, inputs, labels) -> the loss of one model; on a GPU, all but the first calls are replays."""
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss  # kept, so that no other loss gets its id
+        self._replayed = Replayed(self._evaluated)
+        self._model: Functional | None = None
+
+    def __call__(self, step: Step, params: Params) -> Tensor:
+        given = ({**step.frozen, **step.params, **params}, step.model.buffers, step.batch.inputs, step.batch.labels)
+        self._model = step.model  # for this call alone: a memory of the model must not hold it
+        try:
+            return self._replayed(given)
+        finally:
+            self._model = None
+
+    def _evaluated(self, given: tuple[Params, Params, Tensor, Tensor]) -> Tensor:
+        params, buffers, inputs, labels = given
+        assert self._model is not None
         with torch.no_grad():
-            classes = step.model({**step.frozen, **step.params}, pool.inputs[:2]).shape[-1]
-        return Batch(pool.inputs, pool.labels % classes)
+            return self._model.with_buffers(buffers).loss(self.loss, params, inputs, labels)
+
+
+class _While(nn.Module):
+    """Calls a function: what is exchanged in the module for this call is exchanged for all that the function does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[], Tensor]) -> Tensor:
+        return function()
+
+
+class ConvolutionsAsProducts(TorchFunctionMode):
+    """Plain small convolutions of images as products of weights and patches.
+
+    Batched over weights, a convolution becomes a grouped one, which takes cuDNN longer to begin than to do if it is
+    small.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.conv2d and not kwargs and args[5:] == ((1, 1), 1) and not isinstance(args[4], str):
+            inputs, weight, bias, stride, padding = args[:5]
+            patches = _patches(inputs, weight.shape[2:], stride, padding)
+            if patches[0].numel() <= PATCHES:
+                rows = patches.flatten(3) @ weight.flatten(1).T
+                return (rows if bias is None else rows + bias).permute(0, 3, 1, 2)
+        return func(*args, **(kwargs or {}))
+
+
+def _patches(inputs: Tensor, size: Sequence[int], stride: Pair, padding: Pair) -> Tensor:
+    """A view [n, H, W, C, down, across]. Tensor.unfold is an operation that vmap knows; im2col it would take apart."""
+    padded = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
+    return padded.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1]).permute(0, 2, 3, 1, 4, 5)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,8 @@ from gradveil.core.precise import without_tf32
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
-from gradveil.defenses.base import Defense, Log, Step, Transform
-from gradveil.defenses.registry import DEFENSES
-from gradveil.defenses.shared import Examples, gradients, network_of, passed
+from gradveil.defenses.base import DEFENSES, At, Defense, Log, Step, Transform
+from gradveil.defenses.shared import Examples, forward_backward, gradients, network_of
 from gradveil.joint import moments, rules
 
 ENTRIES_AT_ONCE = 2**26
@@ -28,28 +27,25 @@ EXAMPLES_AT_ONCE = 64
 
 
 @DEFENSES.register("clip")
-def clip(
-    *,
-    bound: float = 4.0,
-    per: Literal["layer", "global", "example"] = "layer",
-    at: Literal["step", "update"] = "step",
-) -> Defense:
+def clip(*, bound: float = 4.0, per: Literal["layer", "global", "example"] = "layer", at: At = "step") -> Defense:
     """Scale what is longer than ``bound`` down to it: each tensor, the whole gradient, or each example's gradient."""
-    if not bound > 0:
-        raise GradveilError(f"defense clip: bound is above 0, not {bound}")
     if per != "example":
         return Clip(bound=bound, per=per, at=at)
-    if at == "update":
-        raise GradveilError("defense clip: per=example needs at=step, because an update is not a sum over examples")
-    return ClipExamples(bound=bound)
+    return ClipExamples(bound=bound, at=at)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Clip(Transform):
     """Each tensor, or all of them together, scaled to a norm of at most ``bound``."""
 
-    def __init__(self, *, bound: float, per: Literal["layer", "global"], at: Literal["step", "update"]) -> None:
-        super().__init__(at=at)
-        self.bound, self.per = bound, per
+    name: ClassVar[str] = "clip"
+
+    bound: float
+    per: Literal["layer", "global"]
+    at: At
+
+    def __post_init__(self) -> None:
+        self._require(self.bound > 0, "bound", "above 0")
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         if self.per == "global":
@@ -62,14 +58,23 @@ class Clip(Transform):
         return map_each(lambda g, length: g * shrinkage(length, self.bound), tree, lengths)
 
 
+@dataclass(frozen=True, kw_only=True)
 class ClipExamples(Defense):
     """The mean of the gradients of single examples, each scaled to a norm of at most ``bound``."""
 
-    def __init__(self, *, bound: float) -> None:
-        self.bound = bound
+    name: ClassVar[str] = "clip"
+
+    bound: float
+    per: Literal["example"] = "example"
+    at: At = "step"
+
+    def __post_init__(self) -> None:
+        self._require(self.bound > 0, "bound", "above 0")
+        if self.at == "update":
+            raise GradveilError("defense clip: per=example needs at=step, because an update is not a sum over examples")
 
     @property
-    def starts_over(self) -> bool:
+    def recomputes_gradient(self) -> bool:
         return True
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
@@ -106,17 +111,17 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
     clipped = 0.0
     for start in range(0, count, EXAMPLES_AT_ONCE):
         some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
-        _, calls, slopes = passed(network_of(step), step, some)  # a copy for each: a model may remember examples
+        network = network_of(step)  # a copy for each: a model may remember examples
+        _, calls, slopes = forward_backward(network, step, some)
         with torch.no_grad(), without_tf32():
             lengths = moments.lengths(calls, slopes, len(some), step.params.keys())
             known = lengths.isfinite()
             clipped += float((known & (lengths > bound)).sum())
             kept = shrinkage(lengths, bound)
             if not known.all():  # NaN times nothing is NaN: what came into a layer has to go as well
-                inputs = [None if call.inputs is None else _only(call.inputs, known) for call in calls]
+                inputs = [None if call.inputs is None else _times(call.inputs, known) for call in calls]
                 calls = [replace(call, inputs=x) for call, x in zip(calls, inputs, strict=True)]
-                slopes = tuple(_only(slope, known) for slope in slopes)
-            shrunk = tuple(_kept(slope, kept) for slope in slopes)
+            shrunk = tuple(_times(slope, kept) for slope in slopes)
             found = gradients(step, calls, shrunk, 1)
         part = map_each(lambda g: g[0], found)
         total = add(total, part) if total else part
@@ -127,16 +132,14 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
     return scaled(total, 1 / count), clipped
 
 
-def _kept(rows: Tensor, shares: Tensor) -> Tensor:
-    """So much of each example; a layer may have seen several rows of each, [n * rows, ...]."""
+def _times(rows: Tensor, shares: Tensor) -> Tensor:
+    """So much of each example, and zeros where that is nothing, even in the place of NaN.
+
+    A layer may have seen several rows of each example, [n * rows, ...].
+    """
     each = rules.apart(rows, len(shares))
-    return (each * shares.view(-1, *[1] * (each.dim() - 1))).reshape(rows.shape)
-
-
-def _only(rows: Tensor, known: Tensor) -> Tensor:
-    """Zeros for the others, even in the place of NaN."""
-    each = rules.apart(rows, len(known))
-    return torch.where(known.view(-1, *[1] * (each.dim() - 1)), each, 0.0).reshape(rows.shape)
+    own = shares.view(-1, *[1] * (each.dim() - 1))
+    return torch.where(own > 0, each * own, 0.0).reshape(rows.shape)
 
 
 def _formed(step: Step, bound: float) -> tuple[Params, float]:
@@ -147,7 +150,8 @@ def _formed(step: Step, bound: float) -> tuple[Params, float]:
         nonlocal clipped
         lengths = example_norms(each)
         clipped += float((lengths > bound).sum())
-        return scale_examples(each, shrinkage(lengths, bound))
+        kept = shrinkage(lengths, bound)
+        return map_each(lambda g: _times(g, kept.to(g.device)), each)
 
     return mean_over_examples(step, shrunk), clipped
 
@@ -172,16 +176,6 @@ def example_norms(each: Params) -> Tensor:
     """[n]: the l2 norm of every example's gradient over all tensors."""
     device = next(iter(each.values())).device  # a model may be spread over several
     return torch.stack([g.flatten(1).square().sum(1).to(device) for g in each.values()]).sum(0).sqrt()
-
-
-def scale_examples(each: Params, factors: Tensor) -> Params:
-    """Every example's gradient times its own factor [n]; nothing of one whose factor is 0, not even NaN."""
-
-    def times(g: Tensor) -> Tensor:
-        own = factors.to(g.device).view(-1, *[1] * (g.dim() - 1))
-        return torch.where(own > 0, g * own, 0.0)
-
-    return map_each(times, each)
 
 
 def shrinkage(lengths: Tensor, bound: float) -> Tensor:

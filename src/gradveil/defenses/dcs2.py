@@ -1,24 +1,66 @@
-"""DCS2 and DCS2+ (Wu et al.): gradients of concealed samples hide those of the samples a user calls sensitive."""
+"""DCS2 and DCS2+ (Wu et al.): gradients of concealed samples hide those of the samples a user calls sensitive.
+
+A concealed sample lies far from a sensitive one and has a gradient that points the same way. All are searched together.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 
+from gradveil import joint
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import add, scaled
+from gradveil.core.graphs import Replayed
+from gradveil.core.precise import kernels_tried, without_tf32
+from gradveil.core.trees import add, dot, scaled
 from gradveil.core.types import Batch, Params
-from gradveil.defenses.base import Defense, Step
-from gradveil.defenses.concealed import Concealed, Search, Starts, classes, start_points
-from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.public import public_images
+from gradveil.defenses.shared import forward_backward, network_of
+from gradveil.joint import moments
 
 Sensitive = Callable[[Batch], Tensor] | Tensor
 """A predicate, or a mask over the client's local data: which examples are sensitive, as booleans."""
+Cosine = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Inputs [M, C, H, W] -> the cosines [M] of their gradients to the wanted ones, and what the model says of the inputs,
+[M, classes]; both have a slope in the inputs."""
+
+PUBLIC = 50
+"""How many public images there are to choose start points from."""
+NUMBERS_TOGETHER = 2**28
+"""Searches run together as long as one gradient of each of them has no more entries than this in all."""
+TINY, TINY_SQUARE = 1e-8, 1e-16
+"""Keep lengths and squared lengths of zero out of denominators, and their slopes finite."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where M concealed samples start."""
+
+    batch: Batch
+    origin: Tensor
+    """[M]: the example of the step's batch that a sample starts from, or -1."""
+
+
+@dataclass(frozen=True)
+class Concealed:
+    """M concealed samples; cosines and distances [M] are to their sensitive samples."""
+
+    inputs: Tensor
+    cosine: Tensor
+    distance: Tensor
+    start_cosine: Tensor
+    start_distance: Tensor
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @DEFENSES.register("dcs2")
@@ -26,13 +68,14 @@ Sensitive = Callable[[Batch], Tensor] | Tensor
 class DCS2(Defense):
     """DCS2 (Wu et al. 2022): adds gradients of samples that look unlike the sensitive ones but have like gradients."""
 
-    name: ClassVar[str] = "dcs2"
-    gains_together: ClassVar[bool] = True
+    batches_clients: ClassVar[bool] = True
 
     iterations: int = 1000
     lr: float = 0.1
     alpha: float = 0.1
+    """Weight of the distance to the sensitive input."""
     beta: float = 0.001
+    """Weight of the distance to what the model says of the sensitive input."""
     mix: float = 0.3
     k: int = 1
     sensitive: str | Sensitive = "all"
@@ -41,6 +84,7 @@ class DCS2(Defense):
     public: str = "samples"
     combine: Literal["add", "literal", "average", "replace"] = "add"
     box: bool = True
+    """Keep inputs in [0, 1]."""
 
     def __post_init__(self) -> None:
         for option, low in (("iterations", 1), ("k", 1), ("alpha", 0), ("beta", 0)):
@@ -59,14 +103,10 @@ class DCS2(Defense):
         if self.combine == "replace" and self.start != "batch":
             raise GradveilError(f"defense {self.name}: combine=replace replaces examples, so it needs start=batch")
 
-    def _require(self, good: bool, option: str, allowed: str) -> None:
-        if not good:
-            raise GradveilError(f"defense {self.name}: {option} is {allowed}, not {getattr(self, option)}")
-
-    def prepared(self, start: Step) -> Defense:
+    def for_round(self, start: Step) -> Defense:
         """Refuse what would silently protect nobody: a label that no example can have, a mask of other data."""
-        if self.label is not None and self.label >= classes(start):
-            raise GradveilError(f"defense {self.name}: label is below the model's {classes(start)}, not {self.label}")
+        if self.label is not None and self.label >= (classes := start.classes()):
+            raise GradveilError(f"defense {self.name}: label is below the model's {classes}, not {self.label}")
         if isinstance(self.sensitive, Tensor) and len(self.sensitive) != len(start.batch):
             raise GradveilError(
                 f"defense {self.name}: the mask of sensitive examples has {len(self.sensitive)} entries, "
@@ -83,28 +123,16 @@ class DCS2(Defense):
         for step, mask in zip(steps, masks, strict=True):
             step.log.add("sensitive", float(mask.sum()))
         acting = [i for i, mask in enumerate(masks) if mask.any()]
-        starts = [self._starts(steps[i], masks[i]) for i in acting]
-        targets = [steps[i].batch.take(masks[i].nonzero()[:, 0].repeat_interleave(self.k)) for i in acting]
-        search = Search(iterations=self.iterations, lr=self.lr, alpha=self.alpha, beta=self.beta, box=self.box)
-        hidden = search.run_each([steps[i] for i in acting], targets, [start.batch for start in starts])
         shared = list(gradients)
-        for i, start, target, found in zip(acting, starts, targets, hidden, strict=True):
-            shared[i] = self._hidden_in(gradients[i], steps[i], masks[i], start, target, found)
-        return shared
-
-    def _starts(self, step: Step, sensitive: Tensor) -> Starts:
-        return start_points(step, sensitive, each=self.k, kind=self.start, public=self.public, defense=self.name)
-
-    def _hidden_in(
-        self, gradient: Params, step: Step, sensitive: Tensor, starts: Starts, targets: Batch, found: Concealed
-    ) -> Params:
-        """What one client sends, once its concealed samples are found."""
-        for name in ("cosine", "distance", "start_cosine", "start_distance"):
-            step.log.add(name, getattr(found, name).mean())
-        shared = self._combined(gradient, step, found.batch, targets.labels)
-        if self.combine == "replace":
-            shared = _without(shared, step, starts.origin, sensitive)
-        step.log.add("opposed", float(product(shared, gradient) < 0))
+        if not acting:
+            return shared
+        starts = [self.start_points(steps[i], masks[i]) for i in acting]
+        targets = [steps[i].batch.take(masks[i].nonzero()[:, 0].repeat_interleave(self.k)) for i in acting]
+        found = self.conceal(steps[acting[0]], _one_batch(targets), _one_batch([start.batch for start in starts]))
+        sizes = [len(batch) for batch in targets]
+        parts = zip(*(torch.split(tensor, sizes) for tensor in found.tensors.values()), strict=True)
+        for i, start, target, part in zip(acting, starts, targets, parts, strict=True):
+            shared[i] = self._hidden_in(gradients[i], steps[i], masks[i], start, target.labels, Concealed(*part))
         return shared
 
     def sensitive_in(self, step: Step) -> Tensor:
@@ -112,7 +140,12 @@ class DCS2(Defense):
         labels = step.batch.labels
         places = torch.arange(len(labels)) if step.index is None else step.index
         if isinstance(self.sensitive, Tensor):
-            found = self._masked(self.sensitive, places)
+            mask = self.sensitive
+            if mask.dtype != torch.bool or mask.dim() != 1 or len(mask) <= int(places.max()):
+                raise GradveilError(
+                    f"defense {self.name}: sensitive is a mask of booleans, one for each of the client's local examples"
+                )
+            found = mask[places.to(mask.device)]
         elif callable(self.sensitive):
             found = self.sensitive(step.batch)
             if found.dtype != torch.bool or found.shape != labels.shape:
@@ -123,28 +156,105 @@ class DCS2(Defense):
             found = places == 0 if self.sensitive == "first" else places >= 0
         return found.to(labels.device)
 
-    def _masked(self, mask: Tensor, places: Tensor) -> Tensor:
-        if mask.dtype != torch.bool or mask.dim() != 1 or len(mask) <= int(places.max()):
-            raise GradveilError(
-                f"defense {self.name}: sensitive is a mask of booleans, one for each of the client's local examples"
-            )
-        return mask[places.to(mask.device)]
+    def start_points(self, step: Step, sensitive: Tensor) -> Starts:
+        """``k`` starts for every sensitive example, those of one example in a row; ``sensitive`` is a mask [n].
 
-    def _combined(self, gradient: Params, step: Step, hidden: Batch, sensitive_labels: Tensor) -> Params:
-        """Equation (7): the gradient and those of the concealed samples, under their own and the sensitive label."""
-        examples, added = len(step.batch), len(hidden)
-        own, as_sensitive = step.gradient(hidden), step.gradient(Batch(hidden.inputs, sensitive_labels))
-        mean = add(scaled(own, self.mix), as_sensitive, 1 - self.mix)
+        Other examples come in this order: of another label and not sensitive, of another label, the rest; chance
+        decides among equals. What they do not supply is noise: uniform pixels, and a random other label.
+        """
+        targets, each = step.batch.take(sensitive), self.k
+        labels, classes = targets.labels.repeat_interleave(each), step.classes()
+        noise = step.rng.uniform((len(labels), *targets.inputs.shape[1:]), targets.inputs)
+        shift = 1 + step.rng.integers(max(1, classes - 1), labels.shape, labels.device)
+        others, nowhere = (labels + shift) % classes, torch.full_like(labels, -1)
+        if self.start == "noise":
+            return Starts(Batch(noise, others), nowhere)
+        from_batch = self.start == "batch"
+        offered = step.batch
+        if not from_batch:
+            offered = public_images(self.public, step.batch.inputs, PUBLIC, public=step.public, defense=self.name)
+        other = offered.labels != targets.labels[:, None]
+        worth = 2.0 * other + (~sensitive if from_batch else 0) + step.rng.uniform(other.shape, targets.inputs)
+        if from_batch:  # no example is a start for itself
+            worth = worth.masked_fill(torch.eye(len(offered), dtype=torch.bool, device=worth.device)[sensitive], -1.0)
+        count = min(each, len(offered) - from_batch)
+        best = worth.topk(count, dim=1).indices
+        origin = torch.cat([best, best.new_full((len(targets), each - count), -1)], dim=1).flatten()
+        chosen, found = offered.take(origin), origin >= 0
+        known = found & (chosen.labels < classes)  # public images may be of other classes than the client's
+        inputs = torch.where(found[:, None, None, None], chosen.inputs, noise)
+        return Starts(Batch(inputs, torch.where(known, chosen.labels, others)), origin if from_batch else nowhere)
+
+    def conceal(self, step: Step, targets: Batch, starts: Batch) -> Concealed:
+        """One concealed sample for each of M targets and starts: stepped together, or as many as memory takes."""
+        together = max(1, NUMBERS_TOGETHER // sum(parameter.numel() for parameter in step.params.values()))
+        groups = [slice(first, first + together) for first in range(0, len(targets), together)]
+        with kernels_tried(), without_tf32():
+            parts = [self._searched(step, targets.take(group), starts.take(group)).tensors for group in groups]
+        return Concealed(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def _searched(self, step: Step, targets: Batch, starts: Batch) -> Concealed:
+        """Adam on equation (6) of the paper, its rate cut by ten at 3/8, 5/8 and 7/8 of the iterations."""
+        cosine_of, says = gradient_cosine(step, targets, starts.labels)
+
+        def objective(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Of every sample, [M]; and the cosine and the distance in it."""
+            cosine, said = cosine_of(x)
+            distance = torch.linalg.vector_norm((x - targets.inputs).flatten(1), dim=1)
+            apart = torch.linalg.vector_norm(said - says, dim=1)
+            return -cosine + self.alpha / (distance + TINY) + self.beta * apart, cosine, distance
+
+        def input_gradient(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                point = x.detach().requires_grad_()
+                return torch.autograd.grad(objective(point)[0].sum(), point)[0]
+
+        def figures(x: Tensor) -> list[Tensor]:
+            with torch.enable_grad():  # cosines differentiate inside
+                return [figure.detach() for figure in objective(x.detach().requires_grad_())[1:]]
+
+        replayed, point = Replayed(input_gradient), starts.inputs
+        mean, square = torch.zeros_like(point), torch.zeros_like(point)
+        for i in range(self.iterations):
+            gradient = replayed(point)
+            mean, square = torch.lerp(mean, gradient, 0.1), torch.lerp(square, gradient * gradient, 0.001)
+            move = (mean / (1 - 0.9 ** (i + 1))) / ((square / (1 - 0.999 ** (i + 1))).sqrt() + TINY)
+            rate = self.lr * 0.1 ** sum(8 * i >= eighths * self.iterations for eighths in (3, 5, 7))
+            point = point - rate * move
+            point = point.clamp(0, 1) if self.box else point
+        before, after = figures(starts.inputs), figures(point)
+        return Concealed(point, *after, *before)
+
+    def _hidden_in(
+        self, gradient: Params, step: Step, sensitive: Tensor, starts: Starts, labels: Tensor, found: Concealed
+    ) -> Params:
+        """What one client sends, once its concealed samples are found; ``labels`` [M] are the sensitive ones.
+
+        Equation (7): the gradient and those of the concealed samples, under their own and the sensitive label.
+        """
+        for name, figure in found.tensors.items():
+            if name != "inputs":
+                step.log.add(name, figure.mean())
+        examples, added = len(step.batch), len(labels)
+        own = step.gradient(Batch(found.inputs, starts.batch.labels))
+        mean = add(scaled(own, self.mix), step.gradient(Batch(found.inputs, labels)), 1 - self.mix)
         shared = add(gradient, mean, added if self.combine == "literal" else added / examples)
-        return scaled(shared, examples / (examples + added)) if self.combine == "average" else shared
+        if self.combine == "average":
+            shared = scaled(shared, examples / (examples + added))
+        if self.combine == "replace":  # less what those examples gave whose places the concealed samples take
+            gone = torch.zeros_like(sensitive)
+            gone[starts.origin[starts.origin >= 0]] = True
+            gone &= ~sensitive
+            if gone.any():
+                shared = add(shared, step.gradient(step.batch.take(gone)), -int(gone.sum()) / examples)
+        step.log.add("opposed", float(product(shared, gradient) < 0))
+        return shared
 
 
 @DEFENSES.register("dcs2plus")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DCS2Plus(DCS2):
     """DCS2+ (Wu et al. 2022): DCS2, and what is sent never points against the gradient of the batch."""
-
-    name: ClassVar[str] = "dcs2plus"
 
     margin: float = 0.0
     strict: bool = False
@@ -160,7 +270,8 @@ class DCS2Plus(DCS2):
     def _projected(self, shared: Params, gradient: Params, step: Step) -> Params:
         if shared is gradient:
             return gradient
-        acts = product(shared, gradient) < 0 or (self.strict and _any_entry_opposed(shared, gradient))
+        opposed = self.strict and any(bool((tensor * gradient[name] < 0).any()) for name, tensor in shared.items())
+        acts = product(shared, gradient) < 0 or opposed
         step.log.add("projected", float(acts))
         return project(shared, gradient, margin=self.margin) if acts else shared
 
@@ -180,20 +291,70 @@ def project(shared: Params, gradient: Params, *, margin: float = 0.0) -> Params:
     return add(shared, gradient, max(margin, v))
 
 
-def _without(shared: Params, step: Step, origin: Tensor, sensitive: Tensor) -> Params:
-    """``shared`` less what those examples gave to it whose places the concealed samples take."""
-    gone = torch.zeros_like(sensitive)
-    gone[origin[origin >= 0]] = True
-    gone &= ~sensitive
-    if not gone.any():
-        return shared
-    return add(shared, step.gradient(step.batch.take(gone)), -int(gone.sum()) / len(step.batch))
-
-
 def product(a: Params, b: Params) -> float:
     """The inner product over all entries, in double precision."""
     return sum(float((a[name].double() * b[name].double()).sum()) for name in a)
 
 
-def _any_entry_opposed(a: Params, b: Params) -> bool:
-    return any(bool((tensor * b[name] < 0).any()) for name, tensor in a.items())
+def _one_batch(parts: Sequence[Batch]) -> Batch:
+    return Batch(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
+
+
+def gradient_cosine(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine, Tensor]:
+    """How alike the gradients of inputs under labels [M] are to those of M targets, and what the model says of these.
+
+    One pass of a batch serves all where the model's layers allow that and it is large; else every example is
+    differentiated alone, which for few weights is quicker.
+    """
+    try:
+        return _shared(step, targets, labels)
+    except joint.UnsupportedError:
+        return _each_alone(step, targets, labels)
+
+
+def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine, Tensor]:
+    network, count = network_of(step), len(targets)
+    says, calls, slopes = forward_backward(network, step, targets)
+    with torch.no_grad():
+        wanted = joint.gradients(calls, slopes, count, step.params.keys())
+        squared = moments.squares(wanted)
+
+    def cosine(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        said, calls, slopes = network.derived(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
+        found = moments.total(moments.moments(calls, slopes, count, wanted, squared).values())
+        return _cosine(found.product, found.square, found.observed), said[:, 0]
+
+    return cosine, says
+
+
+def _each_alone(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine, Tensor]:
+    def example(x: Tensor, label: Tensor) -> tuple[Params, Tensor]:
+        """The gradient of one example and what the model says of it, from one pass."""
+
+        def loss(params: Params) -> tuple[Tensor, Tensor]:
+            said: list[Tensor] = []
+
+            def noted(outputs: Tensor, targets: Tensor) -> Tensor:
+                said.append(outputs)
+                return step.loss(outputs, targets)
+
+            value = step.model.loss(noted, {**step.frozen, **params}, x[None], label[None])
+            return value, said[0][0]
+
+        gradient, outputs = grad(loss, has_aux=True)(step.params)
+        return gradient, outputs
+
+    wanted, says = vmap(example)(targets.inputs, targets.labels)
+
+    def one(x: Tensor, label: Tensor, wanted: Params) -> tuple[Tensor, Tensor]:
+        gradient, said = example(x, label)
+        # A model may be spread over several devices: everything comes back to that of the inputs.
+        cosine = _cosine(dot(gradient, wanted), dot(gradient, gradient), dot(wanted, wanted))
+        return cosine.to(x.device), said.to(x.device)
+
+    return lambda inputs: vmap(one)(inputs, labels, wanted), says.to(targets.inputs.device)
+
+
+def _cosine(product: Tensor, square: Tensor, other: Tensor) -> Tensor:
+    """From the product of two vectors and their squared lengths."""
+    return product / ((square + TINY_SQUARE).sqrt() * (other + TINY_SQUARE).sqrt())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +15,12 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import bits_of
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.accounting import MOST_STEPS, Guarantee, Ledger, check_delta, check_rate, guarantee
-from gradveil.defenses.base import Defense, Log, Step
+from gradveil.defenses.base import DEFENSES, Defense, Log, Step
 from gradveil.defenses.clip import clipped_mean
-from gradveil.defenses.registry import DEFENSES
 
 
 @DEFENSES.register("dp")
+@dataclass(frozen=True, kw_only=True)
 class DP(Defense):
     """DP-SGD: clip each example's gradient to ``bound``, add Gaussian noise of sigma * bound / n to their mean.
 
@@ -26,37 +28,30 @@ class DP(Defense):
     of a whole training: more steps are refused unless ``beyond_plan``.
     """
 
-    guaranteed = True
-    delta: float
+    has_guarantee: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        sigma: float = 1.1,
-        bound: float = 1.0,
-        delta: float = 1e-5,
-        sample_rate: float | None = None,
-        steps: int | None = None,
-        beyond_plan: bool = False,
-    ) -> None:
-        if not 0 <= sigma < math.inf:
-            raise GradveilError(f"defense dp: sigma is at least 0, not {sigma}")
-        if not 0 < bound < math.inf:
-            raise GradveilError(f"defense dp: bound is above 0, not {bound}")
-        if steps is None and (sample_rate is not None or beyond_plan):
+    sigma: float = 1.1
+    bound: float = 1.0
+    delta: float = 1e-5
+    sample_rate: float | None = None
+    steps: int | None = None
+    beyond_plan: bool = False
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.sigma < math.inf, "sigma", "at least 0")
+        self._require(0 < self.bound < math.inf, "bound", "above 0")
+        if self.steps is None and (self.sample_rate is not None or self.beyond_plan):
             raise GradveilError("defense dp: sample_rate and beyond_plan are about a planned training: give its steps")
-        if steps is not None and not 1 <= steps <= MOST_STEPS:
-            raise GradveilError(f"defense dp: steps is at least 1 and at most {MOST_STEPS}, not {steps}")
+        planned = self.steps is None or 1 <= self.steps <= MOST_STEPS
+        self._require(planned, "steps", f"at least 1 and at most {MOST_STEPS}")
         try:
-            check_delta(delta)
-            check_rate(1.0 if sample_rate is None else sample_rate)
+            check_delta(self.delta)
+            check_rate(1.0 if self.sample_rate is None else self.sample_rate)
         except GradveilError as error:
             raise GradveilError(f"defense dp: {error}") from None
-        self.sigma, self.bound, self.delta = sigma, bound, delta
-        self.sample_rate, self.steps, self.beyond_plan = sample_rate, steps, beyond_plan
 
     @property
-    def starts_over(self) -> bool:
+    def recomputes_gradient(self) -> bool:
         return True
 
     def check(self, model: nn.Module) -> None:
@@ -78,7 +73,7 @@ class DP(Defense):
                     "build the layer with track_running_stats=False"
                 )
 
-    def prepared(self, start: Step) -> Defense:  # noqa: ARG002
+    def for_round(self, start: Step) -> Defense:  # noqa: ARG002
         return _Run(self)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002

@@ -7,7 +7,7 @@ A sensitive tensor lies in many slices, so that hardly any draw leaves all of it
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -19,12 +19,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradveil.core.errors import GradveilError
 from gradveil.core.graphs import Replayed
 from gradveil.core.precise import without_tf32
+from gradveil.core.streams import Stream
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
-from gradveil.defenses.base import Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.clip import mean_over_examples, refuse_shared_statistics, sharing_layer, shrinkage
-from gradveil.defenses.public import public_images
-from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.public import public_images, refuse_private
+from gradveil.defenses.shared import remembered
 from gradveil.defenses.soteria import mean_of_root
 
 INPUTS_AT_ONCE = {"cpu": 2**17, "cuda": 2**20}
@@ -32,62 +33,71 @@ INPUTS_AT_ONCE = {"cpu": 2**17, "cuda": 2**20}
 
 
 @DEFENSES.register("graddefense")
+@dataclass(frozen=True, kw_only=True)
 class GradDefense(Defense):
     """Gaussian noise on a random half of ten slices of the gradient, cut so that all are equally sensitive."""
 
-    def __init__(
-        self,
-        *,
-        sigma: float = 5e-4,
-        slices: int = 10,
-        perturbed: int = 5,
-        bound: float | None = None,
-        public: str = "samples",
-        images: int = 50,
-        probes: int = 4,
-    ) -> None:
-        if not 0 <= sigma < math.inf:
-            raise GradveilError(f"defense graddefense: sigma is at least 0, not {sigma}")
-        if not 1 <= slices <= 255:
-            raise GradveilError(f"defense graddefense: slices is from 1 to 255, not {slices}")
-        if not 0 <= perturbed <= slices:
-            raise GradveilError(f"defense graddefense: perturbed is from 0 to slices ({slices}), not {perturbed}")
-        if bound is not None and not bound > 0:
-            raise GradveilError(f"defense graddefense: bound is none or above 0, not {bound}")
-        if images < 1 or probes < 0:
+    sigma: float = 5e-4
+    slices: int = 10
+    perturbed: int = 5
+    bound: float | None = None
+    public: str = "samples"
+    images: int = 50
+    probes: int = 4
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.sigma < math.inf, "sigma", "at least 0")
+        self._require(1 <= self.slices <= 255, "slices", "from 1 to 255")
+        self._require(0 <= self.perturbed <= self.slices, "perturbed", f"from 0 to slices ({self.slices})")
+        self._require(self.bound is None or self.bound > 0, "bound", "none or above 0")
+        if self.images < 1 or self.probes < 0:
             raise GradveilError("defense graddefense: images is at least 1 and probes at least 0")
-        self.sigma, self.slices, self.perturbed, self.bound = sigma, slices, perturbed, bound
-        self.public, self.images, self.probes = public, images, probes
-        self._estimate: Estimate | None = None
 
     @property
-    def starts_over(self) -> bool:
+    def recomputes_gradient(self) -> bool:
         return self.bound is not None
 
-    def prepared(self, start: Step) -> Defense:
-        return _Run(self, self.slices_of(start))
+    def for_round(self, start: Step) -> Defense:
+        return _Run(self, self._estimate(start).root, self.slices_of(start))
 
     def slices_of(self, start: Step) -> Params:
-        """For every entry the number of its slice: public images decide, whatever the client's own are."""
-        if self._estimate is None or not self._estimate.fits(start):
-            root = public_images(self.public, start.batch.inputs, self.images, defense="graddefense")
-            _check_labels(start, root)
+        """For every entry the number of its slice.
+
+        It follows from the broadcast and public images alone, whatever the client's own are: anybody can compute it.
+        """
+        estimate = self._estimate(start)
+        return equal_slices(start.params, sensitivities(start, estimate.root, estimate), self.slices)
+
+    def _estimate(self, start: Step) -> Estimate:
+        """Made once for a model and loss, and inputs like these: parameters may differ."""
+
+        def made() -> Estimate:
+            root = public_images(self.public, inputs, self.images, public=start.public, defense="graddefense")
+            if int(root.labels.max()) >= (classes := start.classes(root)):
+                raise GradveilError(
+                    f"defense graddefense: public images have labels up to {int(root.labels.max())}, but the model has "
+                    f"{classes} classes: write graddefense:public=DATA with a set of the same classes"
+                )
             few = len(start.params) <= 4 * self.probes  # then exact passes take no longer than random directions
-            self._estimate = Estimate(start, root, 0 if few else self.probes)
-        return equal_slices(start.params, sensitivities(start, self._estimate.root, self._estimate), self.slices)
+            return Estimate(start, root, 0 if few else self.probes)
+
+        inputs = start.batch.inputs
+        kind = (tuple(start.params), id(start.loss), start.public, inputs.shape[1:], inputs.device, inputs.dtype)
+        return remembered(start.model.module, (self, *kind), made)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
-        return self.prepared(step).on_gradient(gradient, step)
+        return self.for_round(step).on_gradient(gradient, step)
 
 
 class _Run(Defense):
     """One local run: ``where`` says for every entry of every tensor in which slice it lies."""
 
-    def __init__(self, options: GradDefense, where: Params) -> None:
-        self.options, self.where = options, where
+    def __init__(self, options: GradDefense, root: Batch, where: Params) -> None:
+        self.options, self.root, self.where = options, root, where
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         options, rng = self.options, step.rng
+        refuse_private(self.root, step.batch.inputs, "graddefense")
         chosen = torch.zeros(options.slices, dtype=torch.bool)
         chosen[rng.permutation(options.slices)[: options.perturbed]] = True
         hit = map_each(lambda index: chosen.to(index.device)[index.long()], self.where)
@@ -115,16 +125,6 @@ class _Run(Defense):
             return map_each(lambda g, index: g * factors.to(g)[:, index.long()], each, self.where)
 
         return mean_over_examples(step, shrunk)
-
-
-def _check_labels(start: Step, root: Batch) -> None:
-    with torch.no_grad():
-        classes = start.model({**start.frozen, **start.params}, root.inputs[:2]).shape[1]
-    if int(root.labels.max()) >= classes:
-        raise GradveilError(
-            f"defense graddefense: public images have labels up to {int(root.labels.max())}, but the model has "
-            f"{classes} classes: write graddefense:public=DATA with a set of the same classes"
-        )
 
 
 def equal_slices(tree: Params, sensitivity: dict[str, float], slices: int) -> Params:
@@ -187,31 +187,28 @@ class Estimate:
 
     def __init__(self, step: Step, root: Batch, probes: int) -> None:
         self.root, self.probes = root, probes
-        self._step = replace(step, batch=root)
+        self.loss = step.loss  # kept, so that no other loss gets its id
         self._repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
-        self._right = _rightly_summed(self._step) if probes else []
+        self._right = _rightly_summed(replace(step, batch=root)) if probes else []
         self._norms = Replayed(self._norms_along)
-
-    def fits(self, step: Step) -> bool:
-        """Whether it is of this model and loss, for inputs like these: parameters may differ."""
-        mine, inputs, root = self._step, step.batch.inputs, self.root.inputs
-        same = (
-            mine.model.module is step.model.module
-            and mine.loss is step.loss
-            and mine.params.keys() == step.params.keys()
-        )
-        return same and (inputs.shape[1:], inputs.device, inputs.dtype) == (root.shape[1:], root.device, root.dtype)
+        self._step: Step | None = None
 
     def __call__(self, step: Step) -> dict[str, float]:
         if not self._right:
             return {}
-        directions = step.rng.normal(self._repeated.inputs.shape, self._repeated.inputs)
-        norms = self._norms((step.params, step.frozen, step.model.buffers, directions))
+        # Everybody's: slices are to follow from what is public, so that an adversary who knows them learns nothing.
+        directions = Stream.seeded(0, "graddefense").normal(self._repeated.inputs.shape, self._repeated.inputs)
+        self._step = replace(step, batch=self.root)  # for this call alone: a memory of the model must not hold it
+        try:
+            norms = self._norms((step.params, step.frozen, step.model.buffers, directions))
+        finally:
+            self._step = None
         return dict(zip(self._right, norms.tolist(), strict=True))
 
     def _norms_along(self, given: tuple[Params, Params, Params, Tensor]) -> Tensor:
         """[tensors]: the sensitivity of each."""
         params, frozen, buffers, directions = given
+        assert self._step is not None
         step = replace(self._step, params=params, frozen=frozen, model=self._step.model.with_buffers(buffers))
         parts = [
             _slopes(step, self._repeated.take(part), directions[part], (part.stop - part.start) / len(self.root))

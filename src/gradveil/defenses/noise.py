@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
 
-from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Kind, Stream
 from gradveil.core.trees import add
 from gradveil.core.types import Params
-from gradveil.defenses.base import Log, Transform
-from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.base import DEFENSES, At, Log, Transform
 
 
 @DEFENSES.register("noise")
+@dataclass(frozen=True, kw_only=True)
 class Noise(Transform):
     """Gaussian or Laplace noise of standard deviation sigma on every gradient entry."""
 
-    def __init__(
-        self,
-        *,
-        sigma: float = 0.1,
-        kind: Kind = "gaussian",
-        at: Literal["step", "update"] = "step",
-    ) -> None:
-        super().__init__(at=at)
-        if not 0 <= sigma < math.inf:
-            raise GradveilError(f"defense noise: sigma is at least 0, not {sigma}")
-        self.sigma, self.kind = sigma, kind
+    sigma: float = 0.1
+    kind: Kind = "gaussian"
+    at: At = "step"
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.sigma < math.inf, "sigma", "at least 0")
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         return rng.noised(tree, self.sigma, self.kind)
 
-    def imitated(self, update: Params, drawn: Params) -> Params | None:
+    def sample_reply(self, update: Params, drawn: Params) -> Params | None:
         return add(update, drawn, self.sigma)

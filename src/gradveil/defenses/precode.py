@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,8 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import isolated
 from gradveil.core.streams import Stream
-from gradveil.defenses.base import Defense
-from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.base import DEFENSES, Defense
 from gradveil.models.functional import AddsToLoss, Functional
 
 _LARGEST = 2**16
@@ -40,15 +40,6 @@ class Bottleneck(AddsToLoss):
         self.register_buffer("noise", torch.zeros(1, size), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        self._check(features)
-        mean, spread = self.encoder(features).chunk(2, dim=-1)
-        std = F.softplus(spread) + _SMALLEST_STD
-        divergence = 0.5 * (mean.square() + std.square() - 1) - std.log()
-        self.term = self.kl_weight * divergence.sum(dim=-1).mean()
-        decoded: Tensor = self.decoder(mean + std * self.noise)
-        return decoded
-
-    def _check(self, features: Tensor) -> None:
         if features.dim() != 2:
             raise GradveilError(
                 f"defense precode: the last torch.nn.Linear takes inputs of {features.dim()} axes, not [n, features]; "
@@ -59,21 +50,27 @@ class Bottleneck(AddsToLoss):
                 f"defense precode drew noise for {len(self.noise)} examples, but another defense asks for the loss of "
                 f"{len(features)}: the two cannot be chained"
             )
+        mean, spread = self.encoder(features).chunk(2, dim=-1)
+        std = F.softplus(spread) + _SMALLEST_STD
+        divergence = 0.5 * (mean.square() + std.square() - 1) - std.log()
+        self.term = self.kl_weight * divergence.sum(dim=-1).mean()
+        decoded: Tensor = self.decoder(mean + std * self.noise)
+        return decoded
 
 
 @DEFENSES.register("precode")
+@dataclass(frozen=True, kw_only=True)
 class Precode(Defense):
     """PRECODE (Scheliga et al. 2022): a variational bottleneck in front of the classifier, part of the shared model."""
 
     reshapes: ClassVar[bool] = True
 
-    def __init__(self, *, size: int = 256, kl_weight: float = 1e-3) -> None:
-        if not 1 <= size <= _LARGEST:
-            raise GradveilError(f"defense precode: size is a whole number from 1 to {_LARGEST}, not {size}")
-        if not 0 <= kl_weight < math.inf:
-            raise GradveilError(f"defense precode: kl_weight is at least 0, not {kl_weight}")
-        self.size = size
-        self.kl_weight = kl_weight
+    size: int = 256
+    kl_weight: float = 1e-3
+
+    def __post_init__(self) -> None:
+        self._require(1 <= self.size <= _LARGEST, "size", f"a whole number from 1 to {_LARGEST}")
+        self._require(0 <= self.kl_weight < math.inf, "kl_weight", "at least 0")
 
     def check(self, model: nn.Module) -> None:
         _last_linear(model)
@@ -83,18 +80,15 @@ class Precode(Defense):
             raise GradveilError("defense precode: the model has its bottleneck already; name precode once")
         changed = copy.deepcopy(model)
         linear = _last_linear(changed)
-        behind = nn.Sequential(self._bottleneck(linear), linear).train(linear.training)
-        names = [name for name, layer in changed.named_modules(remove_duplicate=False) if layer is linear]
-        for name in names:
-            changed.set_submodule(name, behind)
-        return changed
-
-    def _bottleneck(self, linear: nn.Linear) -> Bottleneck:
-        """Initialised on the CPU, so that it has the same weights wherever the model is."""
         weight = linear.weight
+        # Initialised on the CPU, so that it has the same weights wherever the model is.
         with isolated(0, "precode"), torch.device("meta" if weight.is_meta else "cpu"):
             bottleneck = Bottleneck(linear.in_features, self.size, self.kl_weight)
-        return bottleneck.to(device=weight.device, dtype=weight.dtype)
+        bottleneck = bottleneck.to(device=weight.device, dtype=weight.dtype)
+        behind = nn.Sequential(bottleneck, linear).train(linear.training)
+        for name in [name for name, layer in changed.named_modules(remove_duplicate=False) if layer is linear]:
+            changed.set_submodule(name, behind)
+        return changed
 
     def on_forward(self, model: Functional, examples: int, rng: Stream) -> Functional:
         layers = [name for name, layer in model.module.named_modules() if isinstance(layer, Bottleneck)]

@@ -1,11 +1,12 @@
-"""The network of a local step as one through which examples go together, each with a gradient of its own."""
+"""What defenses share: gradients of single examples, through one network where it serves, and a memory by model."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+import threading
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,14 +22,32 @@ from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import Step
 from gradveil.joint import moments
 
+T = TypeVar("T")
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """What torch raises where vmap, or a layer rule, cannot do what a model does."""
 _FEW_WEIGHTS = "with so few weights it is quicker to form the gradient of every example"
-_judged: WeakKeyDictionary[nn.Module, dict[Hashable, str]] = WeakKeyDictionary()
-"""By model, and by what a model may treat differently, why the layer rules do not serve it; empty where they do."""
 
-_vmapped: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Whether a model goes through vmap, where that has been tried."""
+
+class _Memory(threading.local):
+    """Of each thread its own: what is kept may hold a CUDA graph, which two threads must not replay at once."""
+
+    def __init__(self) -> None:
+        self.by_module: WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+_memory = _Memory()
+
+
+def remembered(module: nn.Module, key: Hashable, make: Callable[[], T]) -> T:
+    """What ``make()`` gave in this thread when it was first asked for this model and key.
+
+    It lives as long as the model, and must not hold it: neither would ever go.
+    """
+    known = _memory.by_module.setdefault(module, {})
+    if key not in known:
+        known[key] = make()
+    found: T = known[key]
+    return found
 
 
 def network_of(step: Step) -> joint.SharedNetwork:
@@ -42,25 +61,25 @@ def network_of(step: Step) -> joint.SharedNetwork:
         raise joint.UnsupportedError("the batch has draws of its own")
     if has_own_batching_rules():
         raise joint.UnsupportedError("an operation has a vmap rule of its own, which sees all examples at once")
-    judged, kind = _judged.setdefault(step.model.module, {}), kind_of(step)
-    if kind not in judged:
+
+    def judged() -> str:
         try:
-            judged[kind] = _complaint(step)
+            return _complaint(step)
         except torch.OutOfMemoryError:
             raise
         except (*FAILURES, joint.UnsupportedError) as error:
-            judged[kind] = f"the layer rules do not serve this model: {error}"
-    if judged[kind]:
-        raise joint.UnsupportedError(judged[kind])
+            return f"the layer rules do not serve this model: {error}"
+
+    # A model may call its layers more often for inputs of another shape.
+    inputs = step.batch.inputs
+    kind = ("layer rules", tuple(step.params), inputs.shape[1:], inputs.dtype, inputs.device)
+    complaint = remembered(step.model.module, kind, judged)
+    if complaint:
+        raise joint.UnsupportedError(complaint)
     return _separate(step)
 
 
-def kind_of(step: Step) -> Hashable:
-    """What the layer rules are judged for: a model may call its layers more often for inputs of another shape."""
-    return tuple(step.params), step.batch.inputs.shape[1:], step.batch.inputs.dtype, step.batch.inputs.device
-
-
-def passed(
+def forward_backward(
     network: joint.SharedNetwork, step: Step, batch: Batch
 ) -> tuple[Tensor, list[joint.Call], tuple[Tensor, ...]]:
     """What the model says of each example alone, [n, classes], and what the gradient of each is made of."""
@@ -97,20 +116,19 @@ class Examples:
         """That of every one of these examples, [n, ...] by name."""
         step, module = self._step, self._step.model.module
         if self._through_rules:
-            _, calls, slopes = passed(network_of(step), step, batch)
+            _, calls, slopes = forward_backward(network_of(step), step, batch)
             with torch.no_grad():
                 return gradients(step, calls, slopes, len(batch))
-        if _vmapped.get(module, True) and not has_own_batching_rules():
+        refused: list[bool] = remembered(module, "refused by vmap", list)
+        if not refused and not has_own_batching_rules():
             try:  # with a copy each time: what a model remembers of these examples must not reach the next
-                found = _copied(step).example_gradients(batch)
+                return _copied(step).example_gradients(batch)
             except torch.OutOfMemoryError:
                 raise
             except FAILURES:
                 found = one_by_one(step, batch)
-                _vmapped[module] = False
-            else:
-                _vmapped[module] = True
-            return found
+                refused.append(True)
+                return found
         return one_by_one(step, batch)
 
 
@@ -194,11 +212,15 @@ def _complaint(step: Step) -> str:
     labels = torch.zeros_like(own.labels[:1]).repeat_interleave(joint.FEW, dim=0)
     if labels.is_floating_point():
         labels = torch.rand(labels.shape, generator=rng).to(labels)
-    beside = map_each(
-        lambda p: p + (0.1 * torch.randn(p.shape, generator=rng)).to(p) / _inputs_of(p) ** 0.5, step.params
-    )
+
+    def nearby(parameter: Tensor) -> Tensor:
+        entering = max(1, parameter[:1].numel()) if parameter.dim() > 1 else 1  # inputs of one output; 1 for a bias
+        moved: Tensor = parameter + (0.1 * torch.randn(parameter.shape, generator=rng)).to(parameter) / entering**0.5
+        return moved
+
+    beside = map_each(nearby, step.params)
     with without_tf32():
-        _, calls, _ = passed(_separate(step), step, Batch(drawn, labels))
+        _, calls, _ = forward_backward(_separate(step), step, Batch(drawn, labels))
         if not moments.worth(calls, joint.FEW, step.params.keys()):
             return _FEW_WEIGHTS
         for at in (step, replace(step, params=beside)):
@@ -206,7 +228,7 @@ def _complaint(step: Step) -> str:
 
             def right(point: Params, at: Step = at, network: joint.SharedNetwork = network) -> bool:
                 some = Batch(point["inputs"], labels)
-                _, calls, slopes = passed(network, at, some)
+                _, calls, slopes = forward_backward(network, at, some)
                 with torch.no_grad():
                     found = gradients(at, calls, slopes, joint.FEW)
                 return joint.same_gradients(found, _copied(at).example_gradients(some))
@@ -214,8 +236,3 @@ def _complaint(step: Step) -> str:
             if not joint.agree_nearby(right, {"inputs": drawn}):
                 return "the layer rules do not give the gradients of this model's examples"
     return ""
-
-
-def _inputs_of(parameter: Tensor) -> int:
-    """How many inputs an entry of what a layer gives has; 1 for a bias."""
-    return max(1, parameter[:1].numel()) if parameter.dim() > 1 else 1

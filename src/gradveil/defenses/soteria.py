@@ -11,20 +11,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.graphs import Replayed
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params
-from gradveil.defenses.base import Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.clip import sharing_layer
-from gradveil.defenses.registry import DEFENSES
-from gradveil.defenses.strides import StridesUnfolded
+from gradveil.defenses.shared import remembered
 from gradveil.models import Representation, classifier
 
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
@@ -53,31 +54,26 @@ SMALL_WORK = 10**10
 
 
 Pull = Callable[[Tensor], tuple[Tensor]]
+Pair = tuple[int, int]
 
 
 @DEFENSES.register("soteria")
+@dataclass(frozen=True, kw_only=True)
 class Soteria(Defense):
     """Zero those columns of the classifier's weight gradient whose representation tells most about the input."""
 
-    def __init__(
-        self,
-        *,
-        rate: float = 0.8,
-        layer: str = "classifier",
-        score: Literal["paper", "released"] = "paper",
-        offset: float = 0.0,
-        probes: int = 0,
-        screen: bool = True,
-    ) -> None:
-        if not 0 <= rate <= 1:
-            raise GradveilError(f"defense soteria: rate is from 0 to 1, not {rate}")
-        if probes != 0 and probes < 4:
-            raise GradveilError(f"defense soteria: probes is 0 (exact norms) or at least 4, not {probes}")
-        if offset != 0 and score != "released":
+    rate: float = 0.8
+    layer: str = "classifier"
+    score: Literal["paper", "released"] = "paper"
+    offset: float = 0.0
+    probes: int = 0
+    screen: bool = True
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.rate <= 1, "rate", "from 0 to 1")
+        self._require(self.probes == 0 or self.probes >= 4, "probes", "0 (exact norms) or at least 4")
+        if self.offset != 0 and self.score != "released":
             raise GradveilError("defense soteria: offset belongs to score=released")
-        self.rate, self.layer, self.probes, self.screen = rate, layer, probes, screen
-        self.score = Score(score == "paper", offset)
-        self._looked: _Look | None = None
 
     def check(self, model: nn.Module) -> None:
         if self.layer == "classifier":
@@ -89,27 +85,27 @@ class Soteria(Defense):
             linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
             raise GradveilError(f"defense soteria: layer is one of {', '.join(['classifier', *linear])}")
 
-    def prepared(self, start: Step) -> Defense:
+    def for_round(self, start: Step) -> Defense:
         module = start.model.module
-        if self._looked is None or self._looked.module is not module:
-            layer = classifier(module, start.batch.inputs) if self.layer == "classifier" else self.layer
-            self._looked = _Look(module, layer)
-        return _Run(self, self._looked)
+        return _Run(self, remembered(module, ("soteria", self.layer), lambda: _Layout(module, self.layer, start)))
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
-        return self.prepared(step).on_gradient(gradient, step)
+        return self.for_round(step).on_gradient(gradient, step)
 
 
-class _Look:
+class _Layout:
     """What is known of a model: which function gives the representation, and which gradient loses columns."""
 
-    def __init__(self, module: nn.Module, layer: str) -> None:
-        weight = module.get_submodule(layer).weight
+    def __init__(self, module: nn.Module, layer: str, start: Step) -> None:
+        self.layer = classifier(module, start.batch.inputs) if layer == "classifier" else layer
+        weight = module.get_submodule(self.layer).weight
         names = [name for name, parameter in module.named_parameters() if parameter is weight]
         if not names:
-            raise GradveilError(f"defense soteria: the weight of {layer!r} is computed, not a parameter; set layer=")
-        self.module, self.layer, self.weight, self.sharing = module, layer, names[0], sharing_layer(module)
-        self.representation = Representation(module, layer)
+            raise GradveilError(
+                f"defense soteria: the weight of {self.layer!r} is computed, not a parameter; set layer="
+            )
+        self.weight, self.sharing = names[0], sharing_layer(module)
+        self.representation = Representation(module, self.layer)
         self.squares = Replayed(self._squares)
         self.norms = Replayed(self._norms)
 
@@ -139,40 +135,38 @@ class _Look:
 class _Run(Defense):
     """One local run."""
 
-    def __init__(self, options: Soteria, look: _Look) -> None:
-        self.options, self.look = options, look
-        if look.sharing is not None and options.probes:
+    def __init__(self, options: Soteria, layout: _Layout) -> None:
+        self.options, self.layout, self.score = options, layout, Score(options.score == "paper", options.offset)
+        if layout.sharing is not None and options.probes:
             raise GradveilError(
-                f"defense soteria: probes need examples that do not influence each other, but layer {look.sharing!r} "
+                f"defense soteria: probes need examples that do not influence each other, but layer {layout.sharing!r} "
                 "takes statistics over the batch: use eval mode, or leave probes out"
             )
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
-        if self.look.weight not in gradient:  # a frozen layer sends nothing that could be pruned
+        weight = self.layout.weight
+        if weight not in gradient:  # a frozen layer sends nothing that could be pruned
             step.log.add("pruned", 0.0)
             return gradient
-        columns = self._columns(step)
-        sent = gradient[self.look.weight]
+        columns, sent = self._columns(step), gradient[weight]
         step.log.add("pruned", len(columns) / sent.shape[1])
-        return {**gradient, self.look.weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
+        return {**gradient, weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
 
     def _columns(self, step: Step) -> Tensor:
         """The columns to zero."""
         options = self.options
-        rows = RowNorms(self.look, {**step.model.buffers, **step.frozen, **step.params}, step.batch.inputs)
-        features, width = rows.values.shape[1], step.params[self.look.weight].shape[1]
+        rows = RowNorms(self.layout, {**step.model.buffers, **step.frozen, **step.params}, step.batch.inputs)
+        features, width = rows.values.shape[1], step.params[self.layout.weight].shape[1]
         if features != width:
             raise GradveilError(
-                f"defense soteria: {self.look.layer!r} takes {features // width} vectors per example, not "
+                f"defense soteria: {self.layout.layer!r} takes {features // width} vectors per example, not "
                 "one; choose a layer= behind the pooling"
             )
         count = round(options.rate * features)
-        if options.probes:
-            norms = rows.estimated(options.probes, step.rng)
-            return largest(options.score(rows.values, norms).sum(0), count, options.score)
-        if 0 < count < features and options.screen and self._worth_screening(rows.values, step):
-            return screened(rows, options.score, count, step.rng)
-        return largest(options.score(rows.values, rows.exact()).sum(0), count, options.score)
+        if not options.probes and 0 < count < features and options.screen and self._worth_screening(rows.values, step):
+            return screened(rows, self.score, count, step.rng)
+        norms = rows.estimated(options.probes, step.rng) if options.probes else rows.exact()
+        return self.score.first(self.score(rows.values, norms).sum(0), count)
 
     def _worth_screening(self, values: Tensor, step: Step) -> bool:
         """Probes and parts of a batch need examples that stand alone, and enough work to save."""
@@ -180,7 +174,7 @@ class _Run(Defense):
         drawn = any(buffer.shape != shapes[name] for name, buffer in step.model.buffers.items())
         work = values.numel() * sum(tensor.numel() for tensor in step.params.values())
         small = values.device.type != "cpu" and work < SMALL_WORK
-        return self.look.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small
+        return self.layout.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small
 
 
 @dataclass(frozen=True)
@@ -198,6 +192,10 @@ class Score:
     def priority(self, total: Tensor) -> Tensor:
         """The larger, the sooner pruned: the released score is an inverse one, with the sign of the entry."""
         return total if self.paper else -total.abs()
+
+    def first(self, total: Tensor, count: int) -> Tensor:
+        """The ``count`` entries that are pruned first."""
+        return self.priority(total).sort(descending=True, stable=True).indices[:count]
 
     def bias_and_variance(self, probes: int) -> tuple[float, float]:
         """Mean of estimate / truth, and the relative variance of the estimate, when norms come from so many probes."""
@@ -224,12 +222,12 @@ class RowNorms:
     The derivative is that of the sum of r_i over the batch by one example, which in eval mode is its own r_i.
     """
 
-    def __init__(self, look: _Look, at: Params, inputs: Tensor) -> None:
-        self._look, self._at, self._inputs = look, at, inputs
+    def __init__(self, layout: _Layout, at: Params, inputs: Tensor) -> None:
+        self._layout, self._at, self._inputs = layout, at, inputs
 
     @cached_property
     def _differentiated(self) -> tuple[Tensor, Pull]:
-        return self._look.differentiated(self._inputs, self._at)
+        return self._layout.differentiated(self._inputs, self._at)
 
     @property
     def values(self) -> Tensor:
@@ -238,7 +236,7 @@ class RowNorms:
 
     def of(self, examples: Tensor) -> RowNorms:
         """The same of some examples."""
-        return RowNorms(self._look, self._at, self._inputs[examples])
+        return RowNorms(self._layout, self._at, self._inputs[examples])
 
     def exact(self, rows: Tensor | None = None) -> Tensor:
         """[n, rows]: batched backward passes by the inputs alone, without gradients of parameters."""
@@ -246,14 +244,14 @@ class RowNorms:
         if not self._inputs.is_cuda:
             return row_norms(*self._differentiated, rows, _at_once(self._inputs))
         padded = torch.cat([rows, rows[:1].expand(-len(rows) % ROWS)])  # so that one graph serves any number of rows
-        found = [self._look.norms((self._inputs, self._at, some)) for some in torch.split(padded, ROWS)]
+        found = [self._layout.norms((self._inputs, self._at, some)) for some in torch.split(padded, ROWS)]
         return torch.cat(found, dim=1)[:, : len(rows)]
 
     def squares(self, probes: int, rng: Stream) -> Tensor:
         """[n, l]: the sum over random directions v of (dr_i/dx v)^2, of which each has the mean ||dr_i/dx||^2."""
         directions = rng.signs((probes, *self._inputs.shape), self._inputs)
         try:
-            return self._look.squares((self._inputs, self._at, directions))
+            return self._layout.squares((self._inputs, self._at, directions))
         except NotImplementedError as error:  # PyTorch names the operation
             raise GradveilError(
                 "defense soteria: this model has an operation without a forward derivative: write "
@@ -282,10 +280,17 @@ def _at_once(inputs: Tensor) -> int:
 def screened(rows: RowNorms, score: Score, count: int, rng: Stream) -> Tensor:
     """The ``count`` columns to prune: random probes settle the clear cases, exact norms the others.
 
-    Probes are drawn while they settle more entries than they cost. Entries that are still in doubt get exact norms, of
-    some examples at a time, since what is exact makes the sum surer.
+    Probes are drawn while they settle more entries than they cost. Doubtful entries fall as probes ** -0.5, and one
+    costs about two probes: the sum of both costs is least where there are as many of each. Entries that are still in
+    doubt get exact norms, of some examples at a time, since what is exact makes the sum surer.
     """
-    terms, unsure = _probed(rows, score, count, rng)
+    squares, probes, settled = torch.zeros_like(rows.values), 0, False
+    while not settled:
+        squares, probes = squares + rows.squares(PROBES, rng), probes + PROBES
+        bias, variance = score.bias_and_variance(probes)
+        terms = score(rows.values, (squares / probes).sqrt()) / bias  # what each example adds to an entry's score
+        unsure = variance * terms.square()
+        settled = probes >= LEAST_PROBES and int(_doubtful(terms, unsure, score, count).sum()) <= probes
     parts = torch.arange(len(terms), device=terms.device).chunk(PARTS)
     done = torch.zeros(terms.shape[1], dtype=torch.int64, device=terms.device)
     while bool((doubtful := _doubtful(terms, unsure, score, count) & (done < len(parts))).any()):
@@ -295,22 +300,7 @@ def screened(rows: RowNorms, score: Score, count: int, rng: Stream) -> Tensor:
         terms[examples[:, None], entries] = exact
         unsure[examples[:, None], entries] = 0.0
         done[entries] += 1
-    return _first(score.priority(terms.sum(0)), count)
-
-
-def _probed(rows: RowNorms, score: Score, count: int, rng: Stream) -> tuple[Tensor, Tensor]:
-    """Estimates of what each example adds to each entry's score, and the variance of each: [n, l]."""
-    squares, probes = torch.zeros_like(rows.values), 0
-    while True:
-        squares, probes = squares + rows.squares(PROBES, rng), probes + PROBES
-        if probes < LEAST_PROBES:
-            continue
-        bias, variance = score.bias_and_variance(probes)
-        terms = score(rows.values, (squares / probes).sqrt()) / bias
-        unsure = variance * terms.square()
-        # Doubtful entries fall as probes ** -0.5, and one costs about two probes: the sum of both costs is least here.
-        if int(_doubtful(terms, unsure, score, count).sum()) <= probes:
-            return terms, unsure
+    return score.first(terms.sum(0), count)
 
 
 def _doubtful(terms: Tensor, unsure: Tensor, score: Score, count: int) -> Tensor:
@@ -320,10 +310,39 @@ def _doubtful(terms: Tensor, unsure: Tensor, score: Score, count: int) -> Tensor
     return (priority - threshold).abs() <= MARGIN * unsure.sum(0).sqrt()
 
 
-def largest(total: Tensor, count: int, score: Score) -> Tensor:
-    """The ``count`` entries that are pruned first."""
-    return _first(score.priority(total), count)
+class StridesUnfolded(TorchFunctionMode):
+    """Each convolution of images with an equal stride s becomes one of stride 1 on blocks of s x s pixels.
+
+    A CPU takes seven times as long for the slope in the inputs of LeNet's first layer as for the layer itself; through
+    the plain convolution it takes as long.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.conv2d and not kwargs and args[5:] == ((1, 1), 1) and not isinstance(args[4], str):
+            inputs, weight, bias, stride, padding = args[:5]
+            if inputs.dim() == 4 and stride[0] == stride[1] > 1:
+                return _unfolded(inputs, weight, bias, stride[0], padding)
+        return func(*args, **(kwargs or {}))
 
 
-def _first(priority: Tensor, count: int) -> Tensor:
-    return priority.sort(descending=True, stable=True).indices[:count]
+def _unfolded(inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Pair) -> Tensor:
+    """With a = stride A + i and b = stride B + j, out(y, x) sums pixel (i, j) of block (y + A, x + B) by weight (a, b).
+
+    Weights are filled up with zeros to whole blocks, and inputs as far as these reach.
+    """
+    blocks = [-(-side // stride) for side in weight.shape[2:]]
+    filled = [count * stride - side for count, side in zip(blocks, weight.shape[2:], strict=True)]
+    sides = zip(inputs.shape[2:], weight.shape[2:], padding, blocks, strict=True)
+    after = [((side + 2 * pad - kernel) // stride + count) * stride - side - pad for side, kernel, pad, count in sides]
+    padded = F.pad(inputs, (padding[1], after[1], padding[0], after[0]))
+    kernel = F.pad(weight, (0, filled[1], 0, filled[0]))
+    return F.conv2d(_blocks(padded, stride), _blocks(kernel, stride), bias)
+
+
+def _blocks(images: Tensor, size: int) -> Tensor:
+    """[n, C, H, W] as [n, C size size, H / size, W / size]; torch's pixel_unshuffle takes six times as long back."""
+    count, channels, height, width = images.shape
+    apart = images.view(count, channels, height // size, size, width // size, size).permute(0, 1, 3, 5, 2, 4)
+    return apart.reshape(count, channels * size * size, height // size, width // size)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 
-from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params
-from gradveil.defenses.base import Log, Transform
-from gradveil.defenses.largest import LargestOfEach
-from gradveil.defenses.registry import DEFENSES
+from gradveil.defenses.base import DEFENSES, At, Log, Transform
+from gradveil.defenses.outpost import TopKPerLayer
 
 
 @DEFENSES.register("sparsify")
+@dataclass(frozen=True, kw_only=True)
 class Sparsify(Transform):
     """Keep the largest entries of each tensor by magnitude; the share ``rate`` of them becomes zero."""
 
-    def __init__(self, *, rate: float = 0.9, at: Literal["step", "update"] = "step") -> None:
-        super().__init__(at=at)
-        if not 0 <= rate < 1:
-            raise GradveilError(f"defense sparsify: rate is from 0 to below 1, not {rate}")
-        self.rate = rate
+    rate: float = 0.9
+    at: At = "step"
+
+    def __post_init__(self) -> None:
+        self._require(0 <= self.rate < 1, "rate", "from 0 to below 1")
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         kept: Params = {}
@@ -46,6 +45,6 @@ def kept_largest(tree: Params, rate: float) -> Params:
     """All but the entries of largest magnitude of each tensor at zero; of equal ones the first are kept."""
     sizes = [tensor.numel() for tensor in tree.values()]
     joined = torch.cat([tensor.detach().flatten().abs().float() for tensor in tree.values()])
-    (mask,) = LargestOfEach(sizes, [kept_of(size, rate) for size in sizes])(joined)
+    (mask,) = TopKPerLayer(sizes, [kept_of(size, rate) for size in sizes])(joined)
     parts = zip(tree.items(), torch.split(mask, sizes), strict=True)
     return {name: torch.where(part.view_as(tensor), tensor, 0.0) for (name, tensor), part in parts}

@@ -20,8 +20,7 @@ from gradveil.attacks.identification.perpendicular import Perpendicular
 from gradveil.attacks.identification.together import Together
 from gradveil.attacks.informed.slices import slices_of
 from gradveil.core.registry import split_spec
-from gradveil.defenses import DEFENSES
-from gradveil.defenses.base import Defense
+from gradveil.defenses import DEFENSES, Defense
 from gradveil.defenses.outpost import layer_risks, layers
 from gradveil.defenses.precode import Bottleneck
 from gradveil.models import classifier

@@ -8,8 +8,7 @@ from torch import Tensor
 from gradveil.core.streams import Stream
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
-from gradveil.defenses.base import Step
-from gradveil.defenses.graddefense import GradDefense
+from gradveil.defenses import GradDefense, Step
 from gradveil.models import Functional
 from gradveil.threat.observation import Observation
 
@@ -40,7 +39,7 @@ def _start(one: Observation) -> Step:
     """That step, with a stand-in for its examples: slices do not depend on them."""
     device = next(iter(one.sent.values())).device
     stand_in = Batch(
-        torch.zeros((1, *one.domain.shape), device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        torch.full((1, *one.domain.shape), -1.0, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     )
     model = Functional(one.module, train_mode=one.recipe is not None and one.recipe.train_mode)
     rng = Stream.seeded(0, "slices")

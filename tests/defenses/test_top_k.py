@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from gradveil.core.seeding import generator
-from gradveil.defenses.largest import LargestOfEach
+from gradveil.defenses.outpost import TopKPerLayer
 
 
 def largest(values: torch.Tensor, *counts: int) -> list[torch.Tensor]:
-    return LargestOfEach([len(values)], *([count] for count in counts))(values)
+    return TopKPerLayer([len(values)], *([count] for count in counts))(values)
 
 
 @pytest.mark.parametrize("counts", [(0, 7), (30, 12), (1, 100), (100, 0), (99, 98)])
@@ -44,7 +44,7 @@ def test_parts_side_by_side(device: str) -> None:
     sizes, values = [5, 1, 300], torch.randn(306, generator=generator(2)).abs().to(device)
     values[10:200] = 0.5  # ties
     counts = [2, 1, 90], [0, 0, 300]
-    choose = LargestOfEach(sizes, *counts)
+    choose = TopKPerLayer(sizes, *counts)
     for few, mask, places in zip(counts, choose(values), choose.places(values), strict=True):
         for count, part, chosen in zip(few, values.split(sizes), mask.split(sizes), strict=True):
             assert chosen.tolist() == largest(part.cpu(), count)[0].tolist()

@@ -1,4 +1,4 @@
-"""Cosines of gradients come out the same whether examples share a pass or are derived alone."""
+"""Cosines of gradients come out the same whether examples share a pass or are differentiated alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exchanges import SAMPLES
 from gradveil import models
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch
-from gradveil.defenses import Step, alike
+from gradveil.defenses import Step, dcs2
 from gradveil.joint import UnsupportedError
 from gradveil.models import Functional
 from steps import in_double, step_on
@@ -32,7 +32,7 @@ def with_slope(way: object, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 def both_agree(step: Step) -> bool:
     exact = in_double(step)
-    *pairs, slopes = zip(*(with_slope(way, exact) for way in (alike._shared, alike._each_alone)), strict=True)
+    *pairs, slopes = zip(*(with_slope(way, exact) for way in (dcs2._shared, dcs2._each_alone)), strict=True)
     return all(same(one, other, 1e-9) for one, other in pairs) and same(*slopes, 1e-5)
 
 
@@ -60,11 +60,11 @@ def test_frozen_layers_have_no_part_in_the_cosine() -> None:
 
 
 @pytest.mark.parametrize("model", ["lenet", "mlp"])
-def test_small_models_are_derived_alone(model: str) -> None:
+def test_small_models_are_differentiated_alone(model: str) -> None:
     _, step = step_on(model)
     with pytest.raises(UnsupportedError, match="quicker"):
-        alike._shared(step, step.batch, step.batch.labels)
-    found, says = alike.alike_to(step, step.batch, step.batch.labels)
+        dcs2._shared(step, step.batch, step.batch.labels)
+    found, says = dcs2.gradient_cosine(step, step.batch, step.batch.labels)
     cosines, said = found(step.batch.inputs)
     torch.testing.assert_close(cosines, torch.ones(len(step.batch)))
     torch.testing.assert_close(said, says)
@@ -77,8 +77,8 @@ def test_half_a_layer_frozen_and_draws_of_a_batch_are_left_to_the_slow_way() -> 
     moved = step.model.with_buffers({name: value + 1 for name, value in step.model.buffers.items()})
     for odd in (half, replace(step, model=moved)):
         with pytest.raises(UnsupportedError):
-            alike._shared(odd, Batch(step.batch.inputs[:1], step.batch.labels[:1]), step.batch.labels[:1])
-        cosines, _ = alike.alike_to(odd, step.batch, step.batch.labels)[0](step.batch.inputs)
+            dcs2._shared(odd, Batch(step.batch.inputs[:1], step.batch.labels[:1]), step.batch.labels[:1])
+        cosines, _ = dcs2.gradient_cosine(odd, step.batch, step.batch.labels)[0](step.batch.inputs)
         torch.testing.assert_close(cosines, torch.ones(len(step.batch)))
 
 
@@ -86,7 +86,7 @@ def test_a_gradient_of_zero_has_a_finite_slope() -> None:
     _, step = step_on("lenet")
     still = replace(step, loss=lambda outputs, _labels: outputs.sum() * 0, rng=Stream.seeded(0, "defense"))
     inputs = step.batch.inputs.clone().requires_grad_()
-    cosines, _ = alike.alike_to(still, step.batch, step.batch.labels)[0](inputs)
+    cosines, _ = dcs2.gradient_cosine(still, step.batch, step.batch.labels)[0](inputs)
     (slope,) = torch.autograd.grad(cosines.sum(), inputs)
     assert cosines.eq(0).all()
     assert slope.isfinite().all()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import vjp, vmap
 
-from gradveil.defenses.strides import StridesUnfolded
+from gradveil.defenses.soteria import StridesUnfolded
 
 
 @pytest.mark.parametrize(
