@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradveil import models
-from gradveil.client import Client, Wanted, cross_entropy, finished
+from gradveil.client import SimulatedClient, Wanted, cross_entropy, finished
 from gradveil.client.local import Gradient
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
@@ -209,11 +209,11 @@ def test_running_statistics_name_the_image_whatever_the_defense(defense: str) ->
 def test_a_batch_norm_over_single_values_drops_one_reply_with_the_reason() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     for defense in ("dcs2:iterations=1", "outpost:fisher=example"):
-        client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
+        client = SimulatedClient(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
         with pytest.raises(GradveilError, match="no single values"):
             client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(0))
     for defense in ("soteria", "graddefense", "censor"):
-        client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
+        client = SimulatedClient(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
         client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(0))
 
 

@@ -32,7 +32,7 @@ class Reply:
     batch: Batch
 
 
-class Client:
+class SimulatedClient:
     """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``.
 
     ``on_suspicion`` makes it inspect each broadcast, with its own batch for a probe and the last broadcast that it

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
-from gradveil.client import Client, Run, Wanted
+from gradveil.client import Run, SimulatedClient, Wanted
 from gradveil.client.local import mini_batches
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, detached
@@ -81,7 +81,7 @@ def statistics_after(module: nn.Module, params: Params, before: Params, batch: B
 
 
 def local_training(
-    client: Client, module: nn.Module, state: State, batch: Batch, rng: Stream, *, round_number: int
+    client: SimulatedClient, module: nn.Module, state: State, batch: Batch, rng: Stream, *, round_number: int
 ) -> Run[Answer]:
     """One client's answer to the broadcast ``state``; examples are visited in the order of ``batch`` in every epoch.
 

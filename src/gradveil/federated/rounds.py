@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradveil import models
 from gradveil.attacks.storage import finite_or_none
-from gradveil.client import Client, Run
+from gradveil.client import Run, SimulatedClient
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
@@ -91,7 +91,7 @@ class Federation:
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
         self._training = copy.deepcopy(self.module).train()
-        self._client = Client(self.module, recipe=case.recipe, defense=chosen)
+        self._client = SimulatedClient(self.module, recipe=case.recipe, defense=chosen)
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
 
