@@ -1,10 +1,9 @@
-"""Data sets (fetched, shipped, local or a user's own) and how they are dealt out to clients."""
+"""Data sets: fetched, shipped, local or a user's own."""
 
 from gradveil.data import cifar, digits, folders, photos, samples  # noqa: F401  (each registers its data sets)
 from gradveil.data.base import IMAGENET_MEAN, IMAGENET_STD, ImageSet, Indices
 from gradveil.data.files import FileImages
 from gradveil.data.memory import MemoryImages
-from gradveil.data.partition import dirichlet, iid, shards
 from gradveil.data.registry import DATASETS, load
 from gradveil.data.wrapped import from_dataset
 
@@ -16,9 +15,6 @@ __all__ = [
     "ImageSet",
     "Indices",
     "MemoryImages",
-    "dirichlet",
     "from_dataset",
-    "iid",
     "load",
-    "shards",
 ]
