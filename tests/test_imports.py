@@ -16,7 +16,7 @@ LEVELS = (
 SOURCE = Path(gradveil.__file__).parent
 ONLY_FOR_PEOPLE = {"typer", "rich"}
 NOT_ON_ACCELERATORS = {
-    "typer", "rich", "pydantic", "yaml", "jinja2", "flwr", "ray", "cma", "botorch", "dp_accounting", "cryptography",
+    "typer", "rich", "jinja2", "flwr", "ray", "cma", "botorch", "dp_accounting", "cryptography",
 }  # fmt: skip
 """Not there, or slow to load: what needs one imports it when it is needed."""
 ADAPTERS = {"federated/flower": {"flwr"}}
