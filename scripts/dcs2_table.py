@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget, Reconstruction, Server
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Recipe
@@ -82,7 +82,7 @@ def read(data: ImageSet, model: str, attack_spec: str, defense: str, batches: Se
     server = Server(honest, model, detached(dict(honest.named_parameters())), data.domain, public)
     made = attack.craft(server, [], SEED)
     assert made is not None
-    client = Client(made.module, recipe=Recipe(), defense=DEFENSES.build(defense))
+    client = SimulatedClient(made.module, recipe=Recipe(), defense=DEFENSES.build(defense))
     seen = [
         observe(
             module=made.module,

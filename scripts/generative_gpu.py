@@ -17,7 +17,7 @@ from quality_gpu import DEVICE, ten_images
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.seeding import derive
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
@@ -47,7 +47,7 @@ def main() -> None:
     sent = {name: tensor.detach().clone() for name, tensor in sent.items()}
     seen: list[Observation] = []
     for defense in arguments.defenses:
-        client = Client(module, recipe=recipe, defense=DEFENSES.build(defense))
+        client = SimulatedClient(module, recipe=recipe, defense=DEFENSES.build(defense))
         for i in range(10):
             one = batch.take(slice(i, i + 1)).to(DEVICE)
             reply = client.reply(sent, one, Stream.seeded(0, "defense", defense, i)).update

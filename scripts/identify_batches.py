@@ -20,7 +20,7 @@ from gradveil.attacks.identification.entering import Entering
 from gradveil.attacks.identification.informed import likeness_for
 from gradveil.attacks.identification.likeness import Angle, Likeness
 from gradveil.auditing.ranks import ranked
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
@@ -47,7 +47,7 @@ def replies(model: str, defense: str, seed: int, private: torch.Tensor) -> list[
     """What is seen of a client with this defense, for each batch of ``private``, places in the data."""
     guard, threat = DEFENSES.build(defense), threat_model("D")
     module = guard.on_model(models.build(model, DATA.domain, seed=seed))
-    client = Client(module, recipe=Recipe(), defense=guard)
+    client = SimulatedClient(module, recipe=Recipe(), defense=guard)
     sent = client.model.params
     batches = [DATA.batch(part) for part in private.split(SIZE)]
     return [

@@ -18,7 +18,7 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.precise import without_tf32
 from gradveil.core.seeding import derive
 from gradveil.core.streams import Stream
@@ -49,7 +49,7 @@ def replies(data: ImageSet, private: torch.Tensor, model: str, defense: str, thr
     built, guard = models.build(model, data.domain, seed=0), DEFENSES.build(defense)
     module = guard.on_model(built).to(DEVICE)
     sent = {name: p.detach().clone() for name, p in module.named_parameters()}
-    client = Client(module, recipe=RECIPE, defense=guard)
+    client = SimulatedClient(module, recipe=RECIPE, defense=guard)
     for i in private.tolist():
         batch = data.batch([i]).to(DEVICE)
         yield observe(

@@ -13,7 +13,7 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget, Server
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Recipe
@@ -39,7 +39,7 @@ def measured(
     public = images.batch(range(len(images) - PUBLIC, len(images)))
     made = attack.craft(Server(honest, model, detached(dict(honest.named_parameters())), images.domain, public), [], 0)
     assert made is not None
-    client = Client(made.module, recipe=recipe, defense=DEFENSES.build(defense))
+    client = SimulatedClient(made.module, recipe=recipe, defense=DEFENSES.build(defense))
     scores = []
     for i in range(BATCHES):
         batch = images.batch(range(i * size, (i + 1) * size))

@@ -17,7 +17,7 @@ from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Evaluate, Plan, bound
 from gradveil.attacks.matching import Matching
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
 from gradveil.core.types import Params, Recipe
@@ -32,7 +32,7 @@ def updates(model: str, count: int) -> list[Observation]:
     """What clients with eight images each send after four local steps."""
     data = load("cifar10-samples")
     module = models.build(model, data.domain, seed=0)
-    client, seen = Client(module, recipe=RECIPE), list[Observation]()
+    client, seen = SimulatedClient(module, recipe=RECIPE), list[Observation]()
     for i in range(count):
         batch = data.batch(range(i * EXAMPLES, (i + 1) * EXAMPLES))
         reply = client.reply(client.model.params, batch, Stream.seeded(0, "client", i)).update

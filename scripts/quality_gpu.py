@@ -11,7 +11,7 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.seeding import derive
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
@@ -37,7 +37,7 @@ def ten_images(path: str | None) -> ImageSet:
 
 def measure(data: ImageSet, count: int, model: str, attack: str, recipe: Recipe) -> dict[str, object]:
     module = models.build(model, data.domain, seed=0).to(DEVICE)
-    client = Client(module, recipe=recipe)
+    client = SimulatedClient(module, recipe=recipe)
     sent, batch = moved(client.model.params, DEVICE), data.batch(range(count))
     seen = []
     for i in range(count):

@@ -10,7 +10,7 @@ from torch import nn
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Server
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, detached
 from gradveil.core.types import Batch, Params, Recipe
@@ -69,7 +69,7 @@ def rounds(model: str, recipe: Recipe, *, count: int, defenses: tuple[str, ...] 
     for name in defenses:
         defense = DEFENSES.build(QUICK.get(name, name))
         module = defense.on_model(models.build(model, CIFAR.domain, seed=0))
-        client, sent = Client(module, recipe=recipe, defense=defense), parameters(module)
+        client, sent = SimulatedClient(module, recipe=recipe, defense=defense), parameters(module)
         for number in range(count):
             replies = [client.reply(sent, _shard(k), Stream.seeded(number, k)).update for k in range(2)]
             previous = sent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load
@@ -34,7 +34,7 @@ def observed(
     """What the adversary sees when a client of this kind replies for each batch."""
     guard = DEFENSES.build(defense)
     module = guard.on_model(models.build(model, SAMPLES.domain, seed=seed))
-    client = Client(module, recipe=recipe, defense=guard)
+    client = SimulatedClient(module, recipe=recipe, defense=guard)
     sent = client.model.params
     return [
         observe(

@@ -6,7 +6,7 @@ from exchanges import FEDSGD, SAMPLES
 from gradveil import models
 from gradveil.attacks import Attack, Crafted, Server
 from gradveil.attacks.active.interrogation import interrogate
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.defenses import DEFENSES
@@ -30,7 +30,7 @@ def interrogated(
     server = Server(honest, model, {name: p.detach().clone() for name, p in sent.items()}, SAMPLES.domain, public)
 
     def answer(crafted: Crafted, question: int) -> Observation:
-        client = Client(crafted.module, recipe=recipe, defense=DEFENSES.build(defense))
+        client = SimulatedClient(crafted.module, recipe=recipe, defense=DEFENSES.build(defense))
         reply = client.reply(crafted.sent, batch, Stream.seeded(seed, "defense", question))
         return observe(
             module=crafted.module,

@@ -7,7 +7,7 @@ import torch
 
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
@@ -33,7 +33,7 @@ def check(spec: str, model: str, recipe: Recipe) -> None:
     module = defense.on_model(models.build(model, SAMPLES.domain, seed=0))
     sent, batch = detached(dict(module.named_parameters())), SAMPLES.batch(range(4))
     before, inputs = detached(sent), batch.inputs.clone()
-    client = Client(module, recipe=recipe, defense=defense)
+    client = SimulatedClient(module, recipe=recipe, defense=defense)
     first, second = (client.reply(sent, batch, Stream.seeded(7)).update for _ in range(2))
     assert {k: v.shape for k, v in first.items()} == {k: v.shape for k, v in sent.items()}
     for key in first:

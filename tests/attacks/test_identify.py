@@ -17,7 +17,7 @@ from gradveil.attacks.identification.updates import updates_for
 from gradveil.attacks.objectives import Marks
 from gradveil.auditing import Case, run_case
 from gradveil.auditing.ranks import ranked
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
@@ -289,7 +289,9 @@ def test_a_model_that_the_layer_rules_get_wrong_has_its_gradients_taken_one_by_o
     params = Functional(module).params
     updates = updates_for(replace(one, module=module, sent=params))(batch.inputs, batch.labels)
     for i in range(3):
-        alone = Client(module, recipe=Recipe()).reply(params, batch.take(slice(i, i + 1)), Stream.seeded(0)).update
+        alone = (
+            SimulatedClient(module, recipe=Recipe()).reply(params, batch.take(slice(i, i + 1)), Stream.seeded(0)).update
+        )
         for name, tensor in alone.items():
             torch.testing.assert_close(updates[name][i], tensor, rtol=1e-9, atol=1e-12)
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import gradveil
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
@@ -62,7 +62,7 @@ def test_every_defense_steps_a_users_loop(defense: str) -> None:
 def test_the_optimiser_gets_what_a_client_would_send(defense: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "secret", lambda: Stream.seeded(3))
     module = models.build("lenet", SAMPLES.domain, seed=0)
-    client = Client(module, recipe=Recipe(lr=0.05), defense=DEFENSES.build(defense))
+    client = SimulatedClient(module, recipe=Recipe(lr=0.05), defense=DEFENSES.build(defense))
     sent = client.reply(client.model.params, BATCH, Stream.seeded(3)).update
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     guard = gradveil.protect(module, optimizer, F.cross_entropy, defense=defense)

@@ -17,7 +17,7 @@ from torch import Tensor
 import broadcasts
 from broadcasts import CIFAR, FEDAVG, LARGE, SMALL, Sent, parameters
 from gradveil import models
-from gradveil.client import CHECKS, Client, inspect
+from gradveil.client import CHECKS, SimulatedClient, inspect
 from gradveil.client.inspection import Inspection
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
@@ -299,7 +299,7 @@ def crafted() -> Params:
 
 
 def test_a_client_trains_on_anything_unless_told() -> None:
-    client, watching = Client(MLP, recipe=Recipe()), Client(MLP, recipe=Recipe(), on_suspicion="warn")
+    client, watching = SimulatedClient(MLP, recipe=Recipe()), SimulatedClient(MLP, recipe=Recipe(), on_suspicion="warn")
     with pytest.warns(UserWarning, match="looks crafted: copied rows in body.0") as caught:
         update = watching.reply(crafted(), batch(), Stream.seeded(0)).update
     assert len(caught) == 1
@@ -308,14 +308,14 @@ def test_a_client_trains_on_anything_unless_told() -> None:
 
 
 def test_a_client_refuses_what_looks_crafted() -> None:
-    client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
+    client = SimulatedClient(MLP, recipe=Recipe(), on_suspicion="refuse")
     with pytest.raises(GradveilError, match=r"^the client does not train: the broadcast looks crafted: copied rows.*$"):
         client.reply(crafted(), batch(), Stream.seeded(0))
     assert client.reply(HONEST, batch(), Stream.seeded(0)).update.keys() == HONEST.keys()
 
 
 def test_a_client_remembers_what_it_trained_on() -> None:
-    client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
+    client = SimulatedClient(MLP, recipe=Recipe(), on_suspicion="refuse")
     moved = HONEST | {"body.2.weight": HONEST["body.2.weight"] + 50 * drawn(64, 64)}
     sent = dict(HONEST)
     client.reply(sent, batch(), Stream.seeded(0))
@@ -336,7 +336,7 @@ def test_a_client_remembers_what_it_trained_on() -> None:
     ],
 )
 def test_a_client_refuses_what_does_not_fit(sent: Params) -> None:
-    client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
+    client = SimulatedClient(MLP, recipe=Recipe(), on_suspicion="refuse")
     for _ in range(2):  # at first without a broadcast to compare with, then with one
         with pytest.raises(
             GradveilError, match=r"^the client does not train: the broadcast looks crafted: other lay.*$"
@@ -347,7 +347,7 @@ def test_a_client_refuses_what_does_not_fit(sent: Params) -> None:
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_client_looks_at_any_precision(dtype: torch.dtype) -> None:
-    client = Client(MLP, recipe=Recipe(), on_suspicion="refuse")
+    client = SimulatedClient(MLP, recipe=Recipe(), on_suspicion="refuse")
     client.reply(HONEST, batch(), Stream.seeded(0))
     with pytest.raises(GradveilError, match=r"copied rows in body\.0"):
         client.reply(in_precision(crafted(), dtype), batch(), Stream.seeded(0))
@@ -355,7 +355,7 @@ def test_a_client_looks_at_any_precision(dtype: torch.dtype) -> None:
 
 
 def test_honest_rounds_go_through_without_a_word() -> None:
-    client = Client(MLP, recipe=FEDAVG, on_suspicion="warn")
+    client = SimulatedClient(MLP, recipe=FEDAVG, on_suspicion="warn")
     sent = HONEST
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -367,7 +367,7 @@ def test_honest_rounds_go_through_without_a_word() -> None:
 
 def test_on_suspicion_is_one_of_three() -> None:
     with pytest.raises(GradveilError, match="one of train, warn, refuse, not 'panic'"):
-        Client(MLP, recipe=Recipe(), on_suspicion="panic")  # type: ignore[arg-type]
+        SimulatedClient(MLP, recipe=Recipe(), on_suspicion="panic")  # type: ignore[arg-type]
 
 
 def test_the_page_has_every_check() -> None:

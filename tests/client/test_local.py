@@ -11,7 +11,7 @@ from torch.func import grad
 
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.client import Client, cross_entropy, local_update
+from gradveil.client import SimulatedClient, cross_entropy, local_update
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
@@ -46,7 +46,9 @@ def test_the_local_run_is_torchs_sgd(recipe: Recipe, model: str) -> None:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(trained(part.inputs), part.labels).backward()
             optimizer.step()
-    update = Client(module, recipe=recipe).reply(dict(module.named_parameters()), batch, Stream.seeded(0)).update
+    update = (
+        SimulatedClient(module, recipe=recipe).reply(dict(module.named_parameters()), batch, Stream.seeded(0)).update
+    )
     for name, parameter in trained.named_parameters():
         torch.testing.assert_close(
             update[name], (parameter - module.get_parameter(name)).detach(), atol=1e-12, rtol=1e-9
@@ -56,7 +58,9 @@ def test_the_local_run_is_torchs_sgd(recipe: Recipe, model: str) -> None:
 def test_fedsgd_sends_the_gradient() -> None:
     module, batch = models.build("lenet", SAMPLES.domain, seed=0), SAMPLES.batch(range(3))
     cross_entropy(module(batch.inputs), batch.labels).backward()
-    update = Client(module, recipe=Recipe()).reply(dict(module.named_parameters()), batch, Stream.seeded(0)).update
+    update = (
+        SimulatedClient(module, recipe=Recipe()).reply(dict(module.named_parameters()), batch, Stream.seeded(0)).update
+    )
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(update[name], parameter.grad)
@@ -84,7 +88,7 @@ def test_train_mode_uses_the_statistics_of_the_batch() -> None:
     module, batch = models.build("resnet18", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
     sent = dict(module.named_parameters())
     in_eval, in_train = (
-        Client(module, recipe=Recipe(train_mode=mode)).reply(sent, batch, Stream.seeded(0)).update
+        SimulatedClient(module, recipe=Recipe(train_mode=mode)).reply(sent, batch, Stream.seeded(0)).update
         for mode in (False, True)
     )
     assert not torch.allclose(in_eval["fc.weight"], in_train["fc.weight"], rtol=1e-2)
@@ -92,7 +96,7 @@ def test_train_mode_uses_the_statistics_of_the_batch() -> None:
 
 def test_a_diverging_run_is_an_error_and_not_an_update() -> None:
     module, batch = models.build("mlp", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
-    client = Client(module, recipe=Recipe(sends="delta", lr=1e30, epochs=5))
+    client = SimulatedClient(module, recipe=Recipe(sends="delta", lr=1e30, epochs=5))
     with pytest.raises(GradveilError, match="lower the learning rate"):
         client.reply(dict(module.named_parameters()), batch, Stream.seeded(0))
 
@@ -103,7 +107,7 @@ def test_a_model_that_is_not_finite_is_named_and_not_the_learning_rate(sends: Li
     sent = dict(module.named_parameters())
     spoiled = sent | {(last := list(sent)[-1]): sent[last] * torch.nan}
     with pytest.raises(GradveilError, match=f"the model's parameters are not finite: '{last}' holds NaN") as caught:
-        Client(module, recipe=Recipe(sends=sends)).reply(spoiled, batch, Stream.seeded(0))
+        SimulatedClient(module, recipe=Recipe(sends=sends)).reply(spoiled, batch, Stream.seeded(0))
     assert "learning rate" not in str(caught.value)
 
 
@@ -117,7 +121,7 @@ class Spoiling(Defense):
 
 def test_one_gradient_is_sent_without_a_learning_rate_to_blame() -> None:
     module, batch = models.build("mlp", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
-    client = Client(module, recipe=Recipe(), defense=Spoiling())
+    client = SimulatedClient(module, recipe=Recipe(), defense=Spoiling())
     with pytest.raises(GradveilError, match="look at the inputs and the defense") as caught:
         client.reply(dict(module.named_parameters()), batch, Stream.seeded(0))
     assert "learning rate" not in str(caught.value)
@@ -126,7 +130,7 @@ def test_one_gradient_is_sent_without_a_learning_rate_to_blame() -> None:
 def test_a_broadcast_of_another_model_is_refused() -> None:
     module, batch = models.build("mlp", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
     with pytest.raises(GradveilError, match="does not hold the parameters"):
-        Client(module, recipe=Recipe()).reply({}, batch, Stream.seeded(0))
+        SimulatedClient(module, recipe=Recipe()).reply({}, batch, Stream.seeded(0))
 
 
 class Halving(Defense):
@@ -141,7 +145,7 @@ class Halving(Defense):
 def test_a_defense_sees_every_local_step() -> None:
     module, batch = models.build("lenet", SAMPLES.domain, seed=0), SAMPLES.batch(range(5))
     recipe = Recipe(sends="delta", batch_size=2, lr=1e-4)
-    reply = Client(module, recipe=recipe, defense=Halving()).reply(
+    reply = SimulatedClient(module, recipe=recipe, defense=Halving()).reply(
         dict(module.named_parameters()), batch, Stream.seeded(0)
     )
     means = reply.log.means()
@@ -155,7 +159,7 @@ def test_a_defense_sees_every_local_step() -> None:
 @pytest.mark.parametrize("sends", ["gradient", "delta"])
 def test_clients_side_by_side_reply_as_each_would_alone(spec: str, sends: Literal["gradient", "delta"]) -> None:
     module, batches = models.build("lenet", SAMPLES.domain, seed=0), [SAMPLES.batch([i, i + 20]) for i in range(3)]
-    client = Client(module, recipe=Recipe(sends=sends), defense=DEFENSES.build(spec))
+    client = SimulatedClient(module, recipe=Recipe(sends=sends), defense=DEFENSES.build(spec))
     sent = client.model.params
     together = client.replies(sent, batches, [Stream.seeded(0, i) for i in range(3)])
     for i, (reply, batch) in enumerate(zip(together, batches, strict=True)):
@@ -169,11 +173,11 @@ def test_frozen_parameters_are_refused_not_trained() -> None:
     module = models.build("lenet", SAMPLES.domain, seed=0)
     next(module.parameters()).requires_grad_(False)
     with pytest.raises(GradveilError, match=r"is frozen.*gradveil\.protect"):
-        Client(module, recipe=Recipe())
+        SimulatedClient(module, recipe=Recipe())
 
 
 def test_a_broadcast_in_another_precision_is_trained_on_in_the_clients_own() -> None:
-    client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe())
+    client = SimulatedClient(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe())
     batch, halved = SAMPLES.batch(range(2)), {name: tensor.half() for name, tensor in client.model.params.items()}
     found = client.reply(halved, batch, Stream.seeded(0)).update
     expected = client.reply({name: tensor.float() for name, tensor in halved.items()}, batch, Stream.seeded(0)).update

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
@@ -250,11 +250,11 @@ def test_the_same_generator_gives_the_same_images(images: Tensor) -> None:
 def test_a_client_trains_on_the_transformed_images(recipe: Recipe) -> None:
     module, batch = models.build("lenet", SAMPLES.domain, seed=0), SAMPLES.batch(range(4))
     defense = DEFENSES.build("ats")
-    sent = Client(module, recipe=recipe).model.params
-    reply = Client(module, recipe=recipe, defense=defense).reply(sent, batch, Stream.seeded(5)).update
+    sent = SimulatedClient(module, recipe=recipe).model.params
+    reply = SimulatedClient(module, recipe=recipe, defense=defense).reply(sent, batch, Stream.seeded(5)).update
     same = Batch(defense.on_inputs(batch.inputs, Stream.seeded(5)), batch.labels)
-    expected = Client(module, recipe=recipe).reply(sent, same, Stream.seeded(6)).update
-    plain = Client(module, recipe=recipe).reply(sent, batch, Stream.seeded(6)).update
+    expected = SimulatedClient(module, recipe=recipe).reply(sent, same, Stream.seeded(6)).update
+    plain = SimulatedClient(module, recipe=recipe).reply(sent, batch, Stream.seeded(6)).update
     for name in reply:
         torch.testing.assert_close(reply[name], expected[name])
     assert any(not torch.allclose(reply[name], plain[name]) for name in reply)

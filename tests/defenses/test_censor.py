@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import norm
@@ -308,7 +308,9 @@ def test_a_local_run_repeats_and_reads_its_public_images_once(monkeypatch: pytes
     monkeypatch.setattr(censor, "public_images", lambda *a, **k: read.append(1) or public_images(*a, **k))
     recipe = Recipe(sends="delta", epochs=2, batch_size=2)
     for spec in ("censor:trials=3", "censor:trials=3,source=public,norms=public,temperature=0.1"):
-        client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=DEFENSES.build(spec))
+        client = SimulatedClient(
+            models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=DEFENSES.build(spec)
+        )
         batch, sent = SAMPLES.batch(range(4)), client.model.params
         first, second = (client.reply(sent, batch, Stream.seeded(3)) for _ in range(2))
         assert all(torch.equal(first.update[name], second.update[name]) for name in sent)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import norm, scaled, subtract
@@ -498,7 +498,7 @@ def test_the_update_is_clipped_once() -> None:
 
 def test_batch_norm_in_train_mode_has_no_gradients_of_single_examples() -> None:
     model = step_on("convnet:width=8", examples=2)[1].model.module
-    client = Client(model, recipe=Recipe(train_mode=True), defense=DEFENSES.build("clip:per=example"))
+    client = SimulatedClient(model, recipe=Recipe(train_mode=True), defense=DEFENSES.build("clip:per=example"))
     with pytest.raises(GradveilError, match=r"'body\.bn0' is batch norm in train mode"):
         client.reply(client.model.params, SAMPLES.batch(range(2)), Stream.seeded(0))
 

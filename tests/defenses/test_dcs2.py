@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.client import Client, cross_entropy
+from gradveil.client import SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator, isolated
 from gradveil.core.streams import Stream
@@ -229,7 +229,7 @@ def test_a_mask_follows_the_local_data_through_mini_batches() -> None:
     module, batch = models.build(WIDE, SAMPLES.domain, seed=0), SAMPLES.batch(range(4))
 
     def concealed(sensitive: object) -> tuple[float, ...]:
-        client = Client(module, recipe=recipe, defense=_dcs2.DCS2(iterations=1, sensitive=sensitive))  # type: ignore[arg-type]
+        client = SimulatedClient(module, recipe=recipe, defense=_dcs2.DCS2(iterations=1, sensitive=sensitive))  # type: ignore[arg-type]
         return client.reply(client.model.params, batch, Stream.seeded(0)).log.values("sensitive")
 
     assert concealed(torch.tensor([False, False, True, True])) == (0, 2, 0, 2)
@@ -238,7 +238,7 @@ def test_a_mask_follows_the_local_data_through_mini_batches() -> None:
     with pytest.raises(GradveilError, match="3 entries, the client has 4 examples"):
         concealed(torch.tensor([True, False, True]))
     with pytest.raises(GradveilError, match="below the model's 10, not 10"):
-        Client(module, recipe=recipe, defense=DEFENSES.build("dcs2:sensitive=label,label=10")).reply(
+        SimulatedClient(module, recipe=recipe, defense=DEFENSES.build("dcs2:sensitive=label,label=10")).reply(
             dict(module.named_parameters()), batch, generator(0)
         )
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradveil import joint, models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import norm, scaled, subtract
@@ -223,7 +223,7 @@ def test_a_reply_logs_epsilon_for_the_steps_that_saw_an_example() -> None:
         (Recipe(sends="delta", epochs=3), 3),
         (Recipe(sends="delta", epochs=2, batch_size=2), 2),  # four steps, but each example is in two of them
     ]:
-        client = Client(module, recipe=recipe, defense=DEFENSES.build("dp"))
+        client = SimulatedClient(module, recipe=recipe, defense=DEFENSES.build("dp"))
         log = client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(0)).log
         expected = guarantee(sigma=1.1, sample_rate=1.0, steps=visits).epsilon
         assert log.values("epsilon_reply") == (expected,)
@@ -233,7 +233,7 @@ def test_a_reply_logs_epsilon_for_the_steps_that_saw_an_example() -> None:
 def test_the_plan_and_the_reply_are_told_apart() -> None:
     pytest.importorskip("dp_accounting")
     defense = DEFENSES.build("dp:sample_rate=0.01,steps=1000")
-    client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=defense)
+    client = SimulatedClient(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=defense)
     log = client.reply(client.model.params, SAMPLES.batch(range(2)), Stream.seeded(0)).log
     assert log.means()["epsilon_planned"] == pytest.approx(1.517, abs=2e-3)
     assert log.means()["epsilon_reply"] == guarantee(sigma=1.1, sample_rate=1.0, steps=1).epsilon
@@ -246,10 +246,10 @@ def test_a_plan_without_a_rate_is_counted_at_rate_one() -> None:
 def test_more_steps_than_planned_are_refused_unless_asked_for() -> None:
     module, recipe = models.build("lenet", SAMPLES.domain, seed=0), Recipe(sends="delta", epochs=3)
     sent, batch = dict(module.named_parameters()), SAMPLES.batch(range(2))
-    strict = Client(module, recipe=recipe, defense=DEFENSES.build("dp:steps=2"))
+    strict = SimulatedClient(module, recipe=recipe, defense=DEFENSES.build("dp:steps=2"))
     with pytest.raises(GradveilError, match=r"3 steps, more than the 2 that are planned: .*beyond_plan=true"):
         strict.reply(sent, batch, Stream.seeded(0))
-    free = Client(module, recipe=recipe, defense=DEFENSES.build("dp:steps=2,beyond_plan=true"))
+    free = SimulatedClient(module, recipe=recipe, defense=DEFENSES.build("dp:steps=2,beyond_plan=true"))
     assert free.reply(sent, batch, Stream.seeded(0)).log.ledger.state() == [[1.1, 1.0, 3]]
 
 
@@ -273,7 +273,7 @@ def test_running_statistics_which_it_does_not_cover_are_refused() -> None:
 
 
 def test_no_noise_is_no_guarantee_and_logs_none() -> None:
-    client = Client(
+    client = SimulatedClient(
         models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("dp:sigma=0")
     )
     log = client.reply(client.model.params, SAMPLES.batch(range(2)), Stream.seeded(0)).log
@@ -291,7 +291,7 @@ def test_without_an_accountant_it_works_and_only_numbers_are_missing(monkeypatch
 
     accounting._library.cache_clear()
     monkeypatch.setattr(builtins, "__import__", refusing)
-    client = Client(
+    client = SimulatedClient(
         models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("dp:sigma=1.234")
     )
     log = client.reply(client.model.params, SAMPLES.batch(range(2)), Stream.seeded(0)).log
@@ -301,9 +301,11 @@ def test_without_an_accountant_it_works_and_only_numbers_are_missing(monkeypatch
 
 def test_batch_norm_is_refused_with_the_fix() -> None:
     with pytest.raises(GradveilError, match=r"layer 'body.bn0'.*batch_norm=false.*torch.nn.GroupNorm"):
-        Client(models.build("convnet:width=8", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("dp"))
+        SimulatedClient(
+            models.build("convnet:width=8", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("dp")
+        )
     fixed = models.build("convnet:width=8,batch_norm=false", SAMPLES.domain, seed=0)
-    Client(fixed, recipe=Recipe(), defense=DEFENSES.build("dp"))
+    SimulatedClient(fixed, recipe=Recipe(), defense=DEFENSES.build("dp"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
@@ -135,7 +135,7 @@ def test_the_run_is_deterministic_and_prepares_once(monkeypatch: pytest.MonkeyPa
     calls = []
     counted = lambda *arguments: calls.append(1) or sensitivities(*arguments)  # noqa: E731
     monkeypatch.setattr(graddefense, "sensitivities", counted)
-    client = Client(
+    client = SimulatedClient(
         models.build("lenet", SAMPLES.domain, seed=0),
         recipe=Recipe(sends="delta", epochs=3, batch_size=2),
         defense=DEFENSES.build("graddefense"),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from exchanges import SAMPLES
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params, Recipe
@@ -174,7 +174,9 @@ def test_part_of_the_parameters_may_be_frozen() -> None:
 
 def test_a_local_run_counts_its_steps_over_all_epochs() -> None:
     recipe = Recipe(sends="delta", epochs=20, batch_size=2, lr=1e-3)
-    client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=DEFENSES.build("outpost"))
+    client = SimulatedClient(
+        models.build("lenet", SAMPLES.domain, seed=0), recipe=recipe, defense=DEFENSES.build("outpost")
+    )
     logs = [client.reply(client.model.params, SAMPLES.batch(range(8)), Stream.seeded(seed)).log for seed in range(8)]
     perturbed = torch.tensor([log.values("perturbed") for log in logs])
     assert perturbed.shape == (8, 80)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from exchanges import SAMPLES, private_batches
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.client import Client, cross_entropy
+from gradveil.client import SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
@@ -45,7 +45,7 @@ def observed(
     """What the adversary sees where the two sides agreed on the architecture with the bottleneck in it."""
     defense, recipe = DEFENSES.build(spec), recipe or Recipe()
     module = reshaped(model, spec)
-    client = Client(module, recipe=recipe, defense=defense)
+    client = SimulatedClient(module, recipe=recipe, defense=defense)
     return [
         observe(
             module=module,
@@ -166,7 +166,7 @@ def test_shared_parameters_stay_shared() -> None:
     changed = DEFENSES.build("precode:size=4").on_model(Tied())
     assert changed.alias is changed.last  # type: ignore[union-attr]
     assert changed.last[1].weight is changed.middle.weight  # type: ignore[union-attr,index]
-    client = Client(changed, recipe=Recipe(), defense=DEFENSES.build("precode:size=4"))
+    client = SimulatedClient(changed, recipe=Recipe(), defense=DEFENSES.build("precode:size=4"))
     reply = client.reply(client.model.params, SAMPLES.batch(range(3)), Stream.seeded(0)).update
     assert reply.keys() == client.model.params.keys()
     assert sum("encoder" in name for name in reply) == 2, "once, whatever its names"
@@ -209,7 +209,9 @@ def test_a_second_bottleneck_is_refused() -> None:
 
 def test_a_client_whose_model_was_not_reshaped_is_refused() -> None:
     """Otherwise it would send gradients without any defense and say nothing."""
-    client = Client(models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("precode"))
+    client = SimulatedClient(
+        models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("precode")
+    )
     with pytest.raises(GradveilError, match="no bottleneck; build it with the defense's on_model"):
         client.reply(client.model.params, SAMPLES.batch([0]), Stream.seeded(0))
 
@@ -251,7 +253,7 @@ def test_a_client_sends_the_gradient_of_the_drawn_code_with_its_divergence(recip
     """Against plain autograd: the same draws, one for each local step, in the order of the steps."""
     module, batch = reshaped(spec="precode:kl_weight=0.5"), SAMPLES.batch(range(4))
     defense = DEFENSES.build("precode:kl_weight=0.5")
-    client = Client(module, recipe=recipe, defense=defense)
+    client = SimulatedClient(module, recipe=recipe, defense=defense)
     reply = client.reply(client.model.params, batch, Stream.seeded(3)).update
     copied, rng, size = copy.deepcopy(module), Stream.seeded(3), recipe.batch_size or 4
     for _ in range(recipe.epochs):
@@ -274,7 +276,7 @@ def test_a_client_sends_the_gradient_of_the_drawn_code_with_its_divergence(recip
 
 
 def test_replies_differ_by_the_draw_alone() -> None:
-    client = Client(reshaped(), recipe=Recipe(), defense=DEFENSES.build("precode"))
+    client = SimulatedClient(reshaped(), recipe=Recipe(), defense=DEFENSES.build("precode"))
     first, again, other = (
         client.reply(client.model.params, SAMPLES.batch(range(2)), Stream.seeded(seed)).update for seed in (1, 1, 2)
     )

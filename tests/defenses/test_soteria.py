@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
 from gradveil.core.streams import Stream
@@ -149,14 +149,14 @@ def test_a_hidden_layer_can_be_chosen_and_a_frozen_one_is_left_alone() -> None:
 
 def test_statistics_over_the_batch_are_differentiated_as_they_are() -> None:
     module = models.build("convnet:width=8", SAMPLES.domain, seed=0)
-    client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build("soteria"))
+    client = SimulatedClient(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build("soteria"))
     batch = SAMPLES.batch(range(4))
     sent = client.reply(client.model.params, batch, Stream.seeded(0)).update["linear.weight"]
     _, step = step_of(client.model.module, batch)
     step = replace(step, model=client.model)
     slow = slow_scores(step, "paper").sort(descending=True, stable=True).indices
     assert set((sent == 0).all(0).nonzero().flatten().tolist()) >= set(slow[: round(0.8 * len(slow))].tolist())
-    client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build("soteria:probes=8"))
+    client = SimulatedClient(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build("soteria:probes=8"))
     with pytest.raises(GradveilError, match="takes statistics over the batch"):
         client.reply(client.model.params, batch, Stream.seeded(0))
 
@@ -164,9 +164,9 @@ def test_statistics_over_the_batch_are_differentiated_as_they_are() -> None:
 def test_models_that_do_not_fit_are_refused() -> None:
     bare = nn.Sequential(nn.Conv2d(3, 10, 32), nn.Flatten())
     with pytest.raises(GradveilError, match="end it with one"):
-        Client(bare, recipe=Recipe(), defense=DEFENSES.build("soteria"))
+        SimulatedClient(bare, recipe=Recipe(), defense=DEFENSES.build("soteria"))
     with pytest.raises(GradveilError, match="layer is one of classifier, fc"):
-        Client(
+        SimulatedClient(
             models.build("lenet", SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("soteria:layer=x")
         )
     _, step = step_on("vit:depth=1,dim=48", examples=1)

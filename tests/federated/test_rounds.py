@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from gradveil import models
-from gradveil.client import Client, Wanted, cross_entropy, finished
-from gradveil.client.local import Gradient
+from gradveil.client import Gradient, Request, SimulatedClient, StatisticsAfter, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
@@ -19,9 +18,8 @@ from gradveil.core.trees import scaled
 from gradveil.core.types import Batch, Domain, Params, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Defense
-from gradveil.federated import Federation, Runner, Training, complaint, participants
-from gradveil.federated.local import statistics_after
-from gradveil.federated.together import batched
+from gradveil.federated import Federation, Runner, Training, participants, why_unusable
+from gradveil.federated.clients import batched
 from gradveil.models import Functional
 
 SAMPLES = load("mnist-samples")
@@ -124,12 +122,12 @@ def test_batched_gradients_are_those_of_each_client() -> None:
     batch = SAMPLES.batch(torch.arange(4))
     model = Functional(models.build("convnet:width=2", SAMPLES.domain, seed=0).double(), train_mode=True)
     gradient_of = Gradient(model, cross_entropy)
-    wanted = [
-        Wanted(gradient_of, (scaled(model.params, factor), {}, factor * batch.inputs.double(), batch.labels))
+    requests = [
+        Request(gradient_of, (scaled(model.params, factor), {}, factor * batch.inputs.double(), batch.labels))
         for factor in (1.0, 0.5, 2.0)
     ]
-    for one, (gradient, value) in zip(wanted, batched(wanted), strict=True):
-        alone, loss = one.alone()
+    for one, (gradient, value) in zip(requests, batched(requests), strict=True):
+        alone, loss = one.evaluate()
         torch.testing.assert_close(value, loss)
         for name, tensor in alone.items():
             torch.testing.assert_close(gradient[name], tensor)
@@ -195,25 +193,24 @@ def test_running_statistics_name_the_image_whatever_the_defense(defense: str) ->
     """What docs/federated.md warns of: the mean and spread behind the first layer are those of one image."""
     training = case(model="convnet:width=8", clients=20, algorithm="fedsgd", batch_size=1, defense=defense)
     federation, mean = Federation(training, SAMPLES), "body.bn0.running_mean"
-    module, sent = federation.module.train(), federation.state
+    statistics, sent = StatisticsAfter(federation.module), federation.state
     candidates = [
-        finished(statistics_after(module, sent.params, sent.buffers, SAMPLES.batch([place]), training.recipe))[mean]
-        for place in range(len(SAMPLES))
+        statistics((sent.params, sent.buffers, SAMPLES.batch([place]).inputs))[mean] for place in range(len(SAMPLES))
     ]
     for client in range(20):
-        answer = finished(federation.answering(client, 1, broadcasts=1))
+        reply = federation.start(client, 1, broadcasts=1).finish()
         _, index = federation.examples(client, 1)
-        assert int((torch.stack(candidates) - answer.buffers[mean]).norm(dim=1).argmin()) == int(index)
+        assert int((torch.stack(candidates) - reply.buffers[mean]).norm(dim=1).argmin()) == int(index)
 
 
 def test_a_batch_norm_over_single_values_drops_one_reply_with_the_reason() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     for defense in ("dcs2:iterations=1", "outpost:fisher=example"):
-        client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
+        client = SimulatedClient(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
         with pytest.raises(GradveilError, match="no single values"):
             client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(0))
     for defense in ("soteria", "graddefense", "censor"):
-        client = Client(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
+        client = SimulatedClient(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build(defense))
         client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(0))
 
 
@@ -263,11 +260,11 @@ def test_a_round_without_a_usable_reply_ends_the_training() -> None:
 
 def test_the_server_judges_shapes_and_numbers() -> None:
     like = {"w": torch.zeros(2), "b": torch.zeros(1)}
-    assert complaint({"w": torch.ones(2), "b": torch.ones(1)}, like) is None
-    assert "'w'" in str(complaint({"w": torch.ones(3), "b": torch.ones(1)}, like))
-    assert "'b'" in str(complaint({"w": torch.ones(2)}, like))
-    assert "'x'" in str(complaint({**like, "x": torch.ones(2)}, like))
-    assert "NaN" in str(complaint({"w": torch.tensor([1.0, float("nan")]), "b": torch.ones(1)}, like))
+    assert why_unusable({"w": torch.ones(2), "b": torch.ones(1)}, like) is None
+    assert "'w'" in str(why_unusable({"w": torch.ones(3), "b": torch.ones(1)}, like))
+    assert "'b'" in str(why_unusable({"w": torch.ones(2)}, like))
+    assert "'x'" in str(why_unusable({**like, "x": torch.ones(2)}, like))
+    assert "NaN" in str(why_unusable({"w": torch.tensor([1.0, float("nan")]), "b": torch.ones(1)}, like))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +280,7 @@ def test_the_settings_in_the_docs_are_the_real_ones() -> None:
     start = lines.index("| field | default | meaning |")
     table = [line.strip("|").split("|") for line in lines[start + 2 : lines.index("", start)]]
     written = {row[0].strip(" `"): row[1].strip().lower() for row in table}
-    assert written == {field.name: str(field.default).lower() for field in fields(Training)}
+    assert written == {name: str(field.default).lower() for name, field in Training.model_fields.items()}
 
 
 def test_the_shipped_case_is_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Domain, Recipe
@@ -71,7 +71,9 @@ def test_bins_of_a_sparse_front_are_idle_above_the_ceiling(cifar: Domain) -> Non
 
 
 def test_a_client_trains_behind_a_front(cifar: Domain) -> None:
-    client = Client(build("imprint:bins=4 > mlp:hidden=8", cifar, seed=0), recipe=Recipe(sends="delta", epochs=2))
+    client = SimulatedClient(
+        build("imprint:bins=4 > mlp:hidden=8", cifar, seed=0), recipe=Recipe(sends="delta", epochs=2)
+    )
     batch = Batch(torch.rand(3, *cifar.shape), torch.tensor([1, 2, 3]))
     update = client.reply(client.model.params, batch, Stream.seeded(0)).update
     assert update["front.back.weight"].abs().max() > 0

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil import models
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
@@ -64,7 +64,7 @@ def observed_reshaped(defense: str, *, model: str = "lenet", threat: str = "C") 
     """What is seen of two replies where the two sides agreed on the architecture that the defense makes."""
     built = DEFENSES.build(defense)
     module = built.on_model(models.build(model, SAMPLES.domain, seed=0))
-    client = Client(module, recipe=Recipe(), defense=built)
+    client = SimulatedClient(module, recipe=Recipe(), defense=built)
     sent = client.model.params
     return [
         observe(

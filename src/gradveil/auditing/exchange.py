@@ -13,7 +13,7 @@ from gradveil import models
 from gradveil.attacks import Attack, Crafted, Server
 from gradveil.attacks.active.interrogation import Answer, interrogate
 from gradveil.auditing.case import Case
-from gradveil.client import Client, Reply, cross_entropy
+from gradveil.client import Reply, SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import derive, generator
@@ -102,7 +102,7 @@ def exchange(
         """What is seen of the clients of these numbers when they get this broadcast."""
         again = [question] if question else []
         rngs = [Stream.seeded(case.seed, "defense", defense_spec, number, *again) for number in numbers]
-        client = Client(got.module, recipe=case.recipe, defense=defense, loss=loss, public=public)
+        client = SimulatedClient(got.module, recipe=case.recipe, defense=defense, loss=loss, public=public)
         replies = client.replies(got.sent, [batches[number] for number in numbers], rngs)
         drew.extend(rng.draws > 0 for rng in rngs)
         task.advance(len(numbers))

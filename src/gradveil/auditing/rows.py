@@ -9,7 +9,7 @@ from gradveil.attacks import ATTACKS, Reconstruction
 from gradveil.attacks.informed import answers
 from gradveil.attacks.storage import finite_or_none
 from gradveil.auditing.flags import PRIOR_ONLY
-from gradveil.federated.local import running_statistics
+from gradveil.client import running_statistics
 from gradveil.threat import Observation, threat_model
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradveil import models
 from gradveil.bench.timing import CIFAR, seconds
-from gradveil.client import Client, cross_entropy
+from gradveil.client import SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
@@ -83,7 +83,7 @@ def _row(spec: str, module: torch.nn.Module, batch: Batch, device: str, repeats:
 
 def _step_ms(module: torch.nn.Module, defense: Defense, batch: Batch, device: str, repeats: int) -> float:
     """One reply with one local step: the gradient and what the defense makes of it, its preparation too."""
-    client = Client(module, recipe=Recipe(), defense=defense)
+    client = SimulatedClient(module, recipe=Recipe(), defense=defense)
     sent = client.model.params
     return _ms(lambda: client.reply(sent, batch, Stream.seeded(0)), device, repeats)
 
@@ -108,7 +108,7 @@ def _outpost(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
     recipe = Recipe(sends="delta", batch_size=len(batch), lr=0.01)
 
     def epoch(with_defense: Defense) -> Callable[[], object]:
-        client = Client(module, recipe=recipe, defense=with_defense)
+        client = SimulatedClient(module, recipe=recipe, defense=with_defense)
         sent = client.model.params
         return lambda: client.reply(sent, many, Stream.seeded(0))
 
@@ -173,7 +173,7 @@ class _TorchStream(Stream):
 
 def _streams(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
     """The same step with noise from torch's generator."""
-    client = Client(module, recipe=Recipe(), defense=defense)
+    client = SimulatedClient(module, recipe=Recipe(), defense=defense)
     sent = client.model.params
     torchs, ours, ratio = _compared(
         lambda: client.reply(sent, batch, _TorchStream()), lambda: client.reply(sent, batch, Stream.secret()),

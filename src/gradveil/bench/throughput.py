@@ -13,7 +13,7 @@ from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.matching import Matching
 from gradveil.attacks.search import Adam, Search
 from gradveil.bench.timing import CIFAR, seconds
-from gradveil.client import Client, cross_entropy
+from gradveil.client import SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
@@ -65,7 +65,7 @@ def observations(model: str, domain: Domain, count: int, device: str) -> list[Ob
     """Replies of undefended clients, one random image each, to one broadcast."""
     module = models.build(model, domain, seed=0).to(device)
     recipe = Recipe()
-    client = Client(module, recipe=recipe)
+    client = SimulatedClient(module, recipe=recipe)
     sent = moved(client.model.params, device)
     rng = generator(0, "bench")
     inputs, labels = torch.rand((count, *domain.shape), generator=rng), torch.arange(count) % domain.classes

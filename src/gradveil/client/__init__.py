@@ -1,24 +1,29 @@
 """The client's side: the pure local run, the client with its defense around it, a user's own loop, and inspection."""
 
-from gradveil.client.client import Client, Reply
+from gradveil.client.client import ClientRun, OnSuspicion, Reply, SimulatedClient, StatisticsAfter, running_statistics
 from gradveil.client.guard import Guard, protect
 from gradveil.client.inspection import CHECKS, Finding, Inspection, inspect
-from gradveil.client.local import Run, Wanted, cross_entropy, finished, local_update
+from gradveil.client.local import Gradient, LocalRun, Request, cross_entropy, local_update, mini_batches
 from gradveil.client.updates import defend_update
 
 __all__ = [
     "CHECKS",
-    "Client",
+    "ClientRun",
     "Finding",
+    "Gradient",
     "Guard",
     "Inspection",
+    "LocalRun",
+    "OnSuspicion",
     "Reply",
-    "Run",
-    "Wanted",
+    "Request",
+    "SimulatedClient",
+    "StatisticsAfter",
     "cross_entropy",
     "defend_update",
-    "finished",
     "inspect",
     "local_update",
+    "mini_batches",
     "protect",
+    "running_statistics",
 ]

@@ -1,20 +1,24 @@
-"""A client: it takes the broadcast, trains on its private batch with its defense, and replies."""
+"""A simulated client: it takes the broadcast, trains on its private batch with its defense, and replies."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.client.inspection import Inspection, inspect
-from gradveil.client.local import Gradient, LocalRun, Run, Taken, cross_entropy, finished
+from gradveil.client.local import LocalRun, Request, cross_entropy, mini_batches
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.trees import all_finite, detached
+from gradveil.core.trees import added_at_once, all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
 from gradveil.defenses import Defense, Log, PublicData, Step
 from gradveil.models.functional import Functional
@@ -25,14 +29,18 @@ OnSuspicion = Literal["train", "warn", "refuse"]
 
 @dataclass(frozen=True)
 class Reply:
-    """What leaves the client; what its defense logged and the examples as it left them stay there, and in the audit."""
+    """What comes back from a client. Only the log stays there, and in the audit."""
 
     update: Params
+    buffers: Params
+    """Running statistics after the local run, by name; as they were broadcast if nobody trains them."""
+    examples: int
+    """How many are behind the update."""
     log: Log
-    batch: Batch
+    """What the defense reported."""
 
 
-class Client:
+class SimulatedClient:
     """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``.
 
     ``on_suspicion`` makes it inspect each broadcast, with its own batch for a probe and the last broadcast that it
@@ -51,92 +59,76 @@ class Client:
     ) -> None:
         if on_suspicion not in get_args(OnSuspicion):
             raise GradveilError(f"on_suspicion is one of {', '.join(get_args(OnSuspicion))}, not {on_suspicion!r}")
-        self.on_suspicion = on_suspicion
-        self._trained_on: Params | None = None
+        if frozen := [name for name, parameter in module.named_parameters() if not parameter.requires_grad]:
+            # to train what its owner does not train would show leaks that are not there
+            raise GradveilError(
+                f"parameter {frozen[0]!r} is frozen, but clients here train and send all of them: unfreeze it, or make "
+                "it a buffer (gradveil.protect leaves frozen parameters alone in your own loop)"
+            )
+        self.on_suspicion, self.recipe, self.loss = on_suspicion, recipe, loss
         self.defense = defense or Defense()
-        _refuse_frozen(module)
         self.defense.check(module)
         self.model = Functional(module, train_mode=recipe.train_mode)
-        self.recipe = recipe
-        self.loss = loss
         self.public = public
+        self._module = module
+        self._trained_on: Params | None = None
+
+    @cached_property
+    def statistics(self) -> StatisticsAfter:
+        """How running statistics move. One for all runs of this client, so that these can be evaluated together."""
+        return StatisticsAfter(self._module)
 
     def inspect(
         self,
-        sent: Mapping[str, torch.Tensor],
-        previous: Mapping[str, torch.Tensor] | None = None,
+        sent: Mapping[str, Tensor],
+        previous: Mapping[str, Tensor] | None = None,
         *,
         probe: Batch | None = None,
     ) -> Inspection:
         """Whether a broadcast looks crafted; more can be seen with the one before it, and on a batch of any images."""
         return inspect(self.model.module, sent, previous=previous, probe=probe, recipe=self.recipe)
 
-    def reply(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: Stream, *, round_number: int = 1) -> Reply:
-        """Train from the broadcast parameters on the private batch and return the update that would be sent."""
-        return finished(self.run(sent, batch, rng, round_number=round_number))
+    def reply(self, sent: Mapping[str, Tensor], batch: Batch, rng: Stream, *, round_number: int = 1) -> Reply:
+        """Train from the broadcast parameters on the private batch and return the reply."""
+        return self.start(sent, batch, rng, round_number=round_number).finish()
 
-    def replies(
-        self, sent: Mapping[str, torch.Tensor], batches: Sequence[Batch], rngs: Sequence[Stream]
-    ) -> list[Reply]:
+    def replies(self, sent: Mapping[str, Tensor], batches: Sequence[Batch], rngs: Sequence[Stream]) -> list[Reply]:
         """What clients alike reply to one broadcast, each for its own batch: side by side where their defense gains."""
         if self.recipe.sends != "gradient" or not self.defense.batches_clients:
             return [self.reply(sent, batch, rng) for batch, rng in zip(batches, rngs, strict=True)]
-        steps, gradients = [], []
-        for batch, rng in zip(batches, rngs, strict=True):
-            start = self._start(sent, batch, rng)
-            self.defense.for_round(start)
-            model = self.defense.on_forward(self.model, len(batch), rng)
-            gradient, value = Gradient(model, self.loss)(
-                (start.params, model.buffers, start.batch.inputs, start.batch.labels)
-            )
-            steps.append(replace(start, model=model, number=1, loss_value=value))
-            gradients.append(gradient)
-        hidden = self.defense.on_gradients(gradients, steps)
-        return [_sent(self.defense, update, step, self.recipe) for update, step in zip(hidden, steps, strict=True)]
+        runs = [self.start(sent, batch, rng) for batch, rng in zip(batches, rngs, strict=True)]
+        results = [run.request().evaluate() for run in runs]
+        steps = [run.step(value) for run, (_, value) in zip(runs, results, strict=True)]
+        hidden = self.defense.on_gradients([gradient for gradient, _ in results], steps)
+        for run, update in zip(runs, hidden, strict=True):
+            run.apply(update)
+        return [run.reply() for run in runs]
 
-    def run(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: Stream, *, round_number: int = 1) -> Run[Reply]:
-        """:meth:`reply` that leaves each gradient to whoever runs it."""
-        start = self._start(sent, batch, rng, round_number)
-        local, defense = start.batch, self.defense.for_round(start)
-        places = torch.arange(len(local), device=local.labels.device)
-
-        def defended(gradient: Params, taken: Taken) -> Params:
-            step = replace(
-                start,
-                model=taken.model,
-                params=taken.params,
-                batch=local.take(taken.examples),
-                index=places[taken.examples],
-                number=taken.number,
-                loss_value=taken.value,
-            )
-            return defense.on_gradient(gradient, step)
-
-        local_run = LocalRun(
-            self.model,
-            self.loss,
-            start.params,
-            local.inputs,
-            local.labels,
-            self.recipe,
-            on_gradient=defended,
-            on_forward=lambda model, examples: defense.on_forward(model, examples, rng),
-        )
-        update = yield from local_run.asking()
-        return _sent(defense, update, start, self.recipe)
-
-    def _start(self, sent: Mapping[str, torch.Tensor], batch: Batch, rng: Stream, round_number: int = 1) -> Step:
-        """The state before the first local step."""
-        self._beware(sent, batch)
+    def start(
+        self,
+        sent: Mapping[str, Tensor],
+        batch: Batch,
+        rng: Stream,
+        *,
+        round_number: int = 1,
+        buffers: Params | None = None,
+    ) -> ClientRun:
+        """Begin a run from the broadcast parameters and running statistics; examples are visited in their order."""
+        if self.on_suspicion != "train":
+            found = self.inspect(sent, self._trained_on, probe=batch)
+            if found.suspicious and self.on_suspicion == "refuse":
+                raise GradveilError(f"the client does not train: {found.summary}")
+            if found.suspicious:
+                warnings.warn(found.summary, stacklevel=3)
+            self._trained_on = detached(dict(sent))
         own = self.model.params
         if sent.keys() != own.keys() or not all(tensor.is_floating_point() for tensor in sent.values()):
             raise GradveilError("the broadcast does not hold the parameters of this client's model")
-        params = {name: tensor.to(own[name].dtype) for name, tensor in sent.items()}  # some servers send half of it
         local = Batch(self.defense.on_inputs(batch.inputs, rng), batch.labels)
-        return Step(
+        start = Step(
             model=self.model,
             loss=self.loss,
-            params=params,
+            params={name: tensor.to(own[name].dtype) for name, tensor in sent.items()},  # some servers send half of it
             batch=local,
             index=torch.arange(len(local), device=local.labels.device),
             number=0,
@@ -146,41 +138,123 @@ class Client:
             log=Log(),
             public=self.public,
         )
-
-    def _beware(self, sent: Mapping[str, torch.Tensor], batch: Batch) -> None:
-        if self.on_suspicion == "train":
-            return
-        found = self.inspect(sent, self._trained_on, probe=batch)
-        if found.suspicious and self.on_suspicion == "refuse":
-            raise GradveilError(f"the client does not train: {found.summary}")
-        if found.suspicious:
-            warnings.warn(found.summary, stacklevel=6)
-        self._trained_on = detached(dict(sent))
+        return ClientRun(self, start, buffers or {})
 
 
-def _refuse_frozen(module: nn.Module) -> None:
-    """Training what its owner does not train would show leaks that are not there."""
-    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        raise GradveilError(
-            f"parameter {frozen[0]!r} is frozen, but clients here train and send all of them: unfreeze it, or make it "
-            "a buffer (gradveil.protect leaves frozen parameters alone in your own loop)"
+class ClientRun(LocalRun):
+    """A local run under a defense, and the running statistics that go with its result. It ends in a reply.
+
+    In train mode a local run normalises by each mini-batch and keeps no running statistics, which no transform allows.
+    So a client makes one more pass without gradients over its examples when it is done, at the parameters it arrived
+    at, and lets each layer update its running statistics as PyTorch does in training, from those that were broadcast.
+    For a single gradient (FedSGD) this is what PyTorch's own training step leaves there. In eval mode they are never
+    touched. They are of the examples as the defense left them, but no defense hides them: what they give away is in
+    docs/federated.md.
+    """
+
+    def __init__(self, client: SimulatedClient, start: Step, buffers: Params) -> None:
+        batch, recipe = start.batch, client.recipe
+        super().__init__(client.model, client.loss, start.params, batch.inputs, batch.labels, recipe)
+        self._client, self._start, self._buffers = client, start, buffers
+        self._defense = client.defense.for_round(start)
+        observes = bool(buffers) and recipe.train_mode
+        self._passes = mini_batches(len(batch), replace(recipe, epochs=1)) if observes else []
+        """The examples of each forward pass that is left, for running statistics."""
+
+    @property
+    def done(self) -> bool:
+        return self.trained and not self._passes
+
+    def request(self) -> Request[Any]:
+        """A gradient or, after the last step, running statistics."""
+        if not self.trained:
+            return super().request()
+        return Request(self._client.statistics, (self._arrived, self._buffers, self.inputs[self._passes[0]]))
+
+    def take(self, result: Any) -> None:
+        if not self.trained:
+            super().take(result)
+        else:
+            self._buffers = result
+            del self._passes[0]
+
+    def finish(self) -> Reply:
+        """Go on to the end, each request evaluated by itself."""
+        while not self.done:
+            self.take(self.request().evaluate())
+        return self.reply()
+
+    def reply(self) -> Reply:
+        """What leaves when the run is done."""
+        return Reply(self._leaving, self._buffers, len(self._start.batch), self._start.log)
+
+    def step(self, value: Tensor) -> Step:
+        """The next step, as a defense sees it, at a loss of ``value``."""
+        start = self._start
+        return replace(
+            start,
+            model=self._evaluated,
+            params=self.params,
+            batch=start.batch.take(self.examples),
+            index=None if start.index is None else start.index[self.examples],
+            number=self.number + 1,
+            loss_value=value,
         )
 
+    def on_forward(self, examples: int) -> Functional:
+        return self._defense.on_forward(self.model, examples, self._start.rng)
 
-def _sent(defense: Defense, update: Params, step: Step, recipe: Recipe) -> Reply:
-    """What leaves the client."""
-    update = defense.on_update(update, step.rng, step.log)
-    if not all_finite(update):
-        raise GradveilError(_not_finite(step, recipe))
-    return Reply(detached(update), step.log, step.batch)
+    def on_gradient(self, gradient: Params, value: Tensor) -> Params:
+        return self._defense.on_gradient(gradient, self.step(value))
+
+    def add(self, a: Params, b: Params, scale: float) -> Params:
+        return added_at_once(a, b, scale)
+
+    @cached_property
+    def _arrived(self) -> Params:
+        """Where the update as it leaves brings the model."""
+        return added_at_once(self.sent, self._leaving) if self.recipe.sends == "delta" else self.sent
+
+    @cached_property
+    def _leaving(self) -> Params:
+        """The update as it leaves. Raises if it holds NaN or infinity, and names what is to blame."""
+        start = self._start
+        update = self._defense.on_update(self.update(), start.rng, start.log)
+        if all_finite(update):
+            return detached(update)
+        for name, tensor in (start.params | start.model.buffers).items():
+            if not all_finite({name: tensor}):
+                raise GradveilError(
+                    f"the model's parameters are not finite: {name!r} holds NaN or infinity, and so does the update"
+                )
+        if self.recipe.sends == "gradient":  # no local step was taken with the learning rate
+            raise GradveilError(
+                "the gradient holds NaN or infinity, the model's parameters do not: look at the inputs and the defense"
+            )
+        raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
 
 
-def _not_finite(step: Step, recipe: Recipe) -> str:
-    """Why an update holds NaN or infinity. The learning rate is to blame only where local steps were taken with it."""
-    spoiled = [name for name, tensor in (step.params | step.model.buffers).items() if not all_finite({name: tensor})]
-    if spoiled:
-        return f"the model's parameters are not finite: {spoiled[0]!r} holds NaN or infinity, and so does the update"
-    if recipe.sends == "gradient":
-        return "the gradient holds NaN or infinity, the model's parameters do not: look at the inputs and the defense"
-    return "the local run diverged: the update holds NaN or infinity; lower the learning rate"
+class StatisticsAfter:
+    """(parameters, running statistics, inputs) -> the statistics after a forward pass in train mode."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module).train()
+
+    def __call__(self, arguments: tuple[Params, Params, Tensor]) -> Params:
+        params, before, inputs = arguments
+        after = detached(before)
+        with torch.no_grad():
+            functional_call(self.module, (params, after), (inputs,))  # updates ``after`` in place
+        return after
+
+
+def running_statistics(module: nn.Module) -> Params:
+    """The buffers of all layers that keep running statistics, by name."""
+    return detached(
+        {
+            f"{place}.{name}" if place else name: buffer
+            for place, layer in module.named_modules()
+            if isinstance(layer, _NormBase) and layer.track_running_stats
+            for name, buffer in layer.named_buffers(recurse=False)
+        }
+    )

@@ -1,8 +1,7 @@
-"""Data sets (fetched, shipped, local or a user's own) and how they are dealt out to clients."""
+"""Data sets: fetched, shipped, local or a user's own."""
 
 from gradveil.data import cifar, digits  # noqa: F401  (each registers its data sets)
 from gradveil.data.folders import IMAGENET_MEAN, IMAGENET_STD
-from gradveil.data.partition import dirichlet, iid, shards
 from gradveil.data.registry import DATASETS, load
 from gradveil.data.sets import FileImages, ImageSet, Indices, MemoryImages, from_dataset
 
@@ -14,9 +13,6 @@ __all__ = [
     "ImageSet",
     "Indices",
     "MemoryImages",
-    "dirichlet",
     "from_dataset",
-    "iid",
     "load",
-    "shards",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,23 +14,55 @@ from torch import Tensor
 
 from gradveil import models
 from gradveil.attacks.storage import finite_or_none
-from gradveil.client import Client, Run
+from gradveil.client import ClientRun, Reply, SimulatedClient, cross_entropy, running_statistics
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
-from gradveil.core.trees import detached
-from gradveil.core.types import Batch, Params
+from gradveil.core.trees import added_at_once, all_finite, detached, scaled
+from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense, Log
 from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.federated.case import Training
-from gradveil.federated.evaluate import Quality, evaluate
-from gradveil.federated.local import Answer, local_training, running_statistics
+from gradveil.federated.clients import Runner
 from gradveil.federated.partition import partition
-from gradveil.federated.server import State, as_difference, average, complaint, participants, stepped
-from gradveil.federated.tap import Exchange
-from gradveil.federated.together import Runner
 from gradveil.models import Functional
+
+EVALUATED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server holds between rounds; it broadcasts the parameters and the running statistics."""
+
+    params: Params
+    buffers: Params = field(default_factory=dict)
+    """Running statistics of layers such as batch norm, by name; empty for a model without them."""
+    velocity: Params = field(default_factory=dict)
+    """The server's momentum; empty before the first step and without momentum."""
+
+
+@dataclass(frozen=True)
+class RoundExchange:
+    """What one client got and sent back in one round and, where it is known, what only the client knows."""
+
+    round_number: int
+    client: int
+    sent: State
+    update: Params
+    examples: int | None
+    """How many are behind the update."""
+    batch: Batch | None = None
+    index: Tensor | None = None
+    """[n]: where the examples of the batch stand in the data set."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The share of examples classified right, and the mean loss."""
+
+    accuracy: float
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -70,7 +102,7 @@ class Round:
 class Federation:
     """A server and its clients. ``state`` is the global model; ``round`` moves it on by one round.
 
-    ``defense`` stands in for the one that the case names. ``on_exchange`` is shown every answer before it is judged.
+    ``defense`` stands in for the one that the case names. ``on_exchange`` is shown every reply before it is judged.
     """
 
     def __init__(
@@ -79,21 +111,21 @@ class Federation:
         train: ImageSet,
         *,
         defense: Defense | None = None,
-        on_exchange: Callable[[Exchange], None] | None = None,
+        on_exchange: Callable[[RoundExchange], None] | None = None,
     ) -> None:
         self.case, self.train, self.on_exchange = case, train.to(case.device), on_exchange
-        chosen = defense or DEFENSES.build(case.defense)
+        self.defense = defense or DEFENSES.build(case.defense)
         model = models.build(case.model, train.domain, seed=case.seed)
-        self.module = chosen.on_model(model).to(case.device)
+        self.module = self.defense.on_model(model).to(case.device)
         self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
         self.state = State(detached(dict(self.module.named_parameters())), running_statistics(self.module))
-        self.defense = chosen
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
-        self._training = copy.deepcopy(self.module).train()
-        self._client = Client(self.module, recipe=case.recipe, defense=chosen)
+        self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
+        self._counted = (1, Counter[int]())
+        """A round, and how often each client took part before it."""
 
     @property
     def sends_statistics(self) -> bool:
@@ -106,37 +138,60 @@ class Federation:
 
     def round(self, number: int) -> Round:
         """Broadcast, let the clients of this round train, and step along the mean of what they send."""
-        started, clients = time.perf_counter(), self.participants(number)
-        earlier = Counter(client for before in range(1, number) for client in self.participants(before))
-        runs = (self.answering(client, number, broadcasts=earlier[client] + 1) for client in clients)
-        results = dict(zip(clients, self._runner(runs), strict=True))
-        if self.on_exchange is not None:  # not in a client's run: an error here is no client's, and ends the training
-            for client, result in results.items():
-                if isinstance(result, Answer):
-                    self.on_exchange(
-                        Exchange(number, client, self.state, result.update, *self.examples(client, number))
-                    )
-        answers, dropped = self._judged(results)
-        if not answers:
+        started, clients, broadcast = time.perf_counter(), self.participants(number), self.state
+        earlier = self._earlier(number)
+        starts = [partial(self.start, client, number, broadcasts=earlier[client] + 1) for client in clients]
+        replies: list[Reply] = []
+        dropped: dict[int, str] = {}
+        for client, outcome in zip(clients, self._runner(starts), strict=True):
+            reason = self._refusal(client, number, outcome)
+            if isinstance(outcome, Reply) and reason is None:
+                replies.append(outcome)
+            else:
+                dropped[client] = str(reason)
+        if not replies:
             client, reason = next(iter(dropped.items()))
             raise GradveilError(f"round {number}: no reply could be used; client {client}: {reason}")
-        broadcast = _bytes(self.state.params) + _bytes(self.state.buffers)
-        self._step(answers)
-        sent = [_bytes(answer.update) + _bytes(answer.buffers) * self.sends_statistics for answer in answers]
+        weights = [reply.examples for reply in replies]
+        change = average([as_delta(reply.update, self.case.recipe) for reply in replies], weights)
+        buffers = average([reply.buffers for reply in replies], weights)
+        self.state = server_step(broadcast, change, buffers, lr=self.case.server_lr, momentum=self.case.server_momentum)
         log = Log()
-        for answer in answers:
-            log.merge(answer.log)
+        for reply in replies:
+            log.merge(reply.log)
         return Round(
             number=number,
             clients=clients,
             dropped=dropped,
             log=log,
             seconds=time.perf_counter() - started,
-            bytes_down=broadcast * len(clients),
-            bytes_up=sum(sent),
+            bytes_down=(_bytes(broadcast.params) + _bytes(broadcast.buffers)) * len(clients),
+            bytes_up=sum(_bytes(reply.update) + _bytes(reply.buffers) * self.sends_statistics for reply in replies),
             side_by_side=self._runner.batched,
             spent=self.spent(),
         )
+
+    def _earlier(self, number: int) -> Counter[int]:
+        """How often each client took part before a round; rounds that come in order are counted once."""
+        first, turns = self._counted if self._counted[0] <= number else (1, Counter[int]())
+        for before in range(first, number):
+            turns.update(self.participants(before))
+        self._counted = number, turns
+        return turns
+
+    def _refusal(self, client: int, number: int, outcome: Reply | GradveilError) -> str | None:
+        """Why what came of a client is not used, or None. What the reply costs is entered, whatever becomes of it."""
+        if isinstance(outcome, GradveilError):
+            return str(outcome)
+        try:
+            self.defense.check_steps(self.ledgers[client].steps + outcome.log.ledger.steps)
+        except GradveilError as error:  # more than planned: it does not leave the client
+            return str(error)
+        self.ledgers[client].merge(outcome.log.ledger)
+        if self.on_exchange is not None:  # an error here is no client's, and ends the training
+            private = self.examples(client, number)
+            self.on_exchange(RoundExchange(number, client, self.state, outcome.update, outcome.examples, *private))
+        return why_unusable(outcome.update | outcome.buffers, self.state.params | self.state.buffers)
 
     def spent(self) -> Guarantee | None:
         """The largest of all clients since the first round; None if the defense, or nobody here, counts it."""
@@ -163,49 +218,84 @@ class Federation:
         index = share[order[: case.batch_size]] if case.algorithm == "fedsgd" else share[order]
         return self.train.batch(index).to(case.device), index
 
-    def answering(
-        self,
-        client: int,
-        number: int,
-        *,
-        broadcasts: int,
-        batch: Batch | None = None,
-        rng: Stream | None = None,
-    ) -> Run[Answer]:
-        """A client's answer to ``state``, the broadcast of that number among those that it trained on.
+    def start(
+        self, client: int, number: int, *, broadcasts: int, batch: Batch | None = None, rng: Stream | None = None
+    ) -> ClientRun:
+        """Begin a client's run from ``state``, the broadcast of that number among those that it trained on.
 
-        ``batch`` is what it trains on and ``rng`` what its defense draws from; None: what follows from the seed. What
-        it costs is added to the client's ledger before the answer leaves, and more than planned does not leave.
+        ``batch`` is what it trains on and ``rng`` what its defense draws from; None: what follows from the seed.
         """
-        case = self.case
         batch = self.examples(client, number)[0] if batch is None else batch
-        rng = rng or Stream.seeded(case.seed, "federated", "defense", number, client)
-        answer = yield from local_training(
-            self._client, self._training, self.state, batch, rng, round_number=broadcasts
-        )
-        self.defense.check_steps(self.ledgers[client].steps + answer.log.ledger.steps)
-        self.ledgers[client].merge(answer.log.ledger)
-        return answer
+        rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
+        return self._client.start(self.state.params, batch, rng, round_number=broadcasts, buffers=self.state.buffers)
 
-    def _judged(self, results: dict[int, Answer | GradveilError]) -> tuple[list[Answer], dict[int, str]]:
-        """The answers that can be used, and why the others cannot, by client."""
-        like = self.state.params | self.state.buffers
-        usable: list[Answer] = []
-        dropped: dict[int, str] = {}
-        for client, result in results.items():
-            if isinstance(result, GradveilError):
-                dropped[client] = str(result)
-            elif (reason := complaint(result.update | result.buffers, like)) is not None:
-                dropped[client] = reason
-            else:
-                usable.append(result)
-        return usable, dropped
 
-    def _step(self, answers: list[Answer]) -> None:
-        weights = [answer.examples for answer in answers]
-        change = average([as_difference(answer.update, self.case.recipe) for answer in answers], weights)
-        buffers = average([answer.buffers for answer in answers], weights)
-        self.state = stepped(self.state, change, buffers, lr=self.case.server_lr, momentum=self.case.server_momentum)
+def participants(clients: int, per_round: int | None, *, seed: int, round_number: int) -> list[int]:
+    """The clients of one round, ascending: drawn without repeats from the seed and the round alone.
+
+    >>> participants(10, 3, seed=0, round_number=1) == participants(10, 3, seed=0, round_number=1)
+    True
+    """
+    if per_round is None:
+        return list(range(clients))
+    drawn = torch.randperm(clients, generator=generator(seed, "federated", "participants", round_number))
+    return sorted(drawn[:per_round].tolist())
+
+
+def why_unusable(reply: Params, like: Params) -> str | None:
+    """Why a reply cannot be used, or None: the server trusts neither shapes nor numbers."""
+    wrong = reply.keys() ^ like.keys()
+    wrong |= {name for name in reply.keys() & like.keys() if reply[name].shape != like[name].shape}
+    if wrong:
+        return f"it is not of this model: {min(wrong)!r} is missing, unknown or of another shape"
+    return None if all_finite(reply) else "it holds NaN or infinity"
+
+
+def as_delta(update: Params, recipe: Recipe) -> Params:
+    """An update as a change of the parameters: a gradient is one step of the recipe's learning rate against it."""
+    return scaled(update, -recipe.lr) if recipe.sends == "gradient" else update
+
+
+def average(trees: Sequence[Params], weights: Sequence[float]) -> Params:
+    """The mean of named tensors by weight; of whole numbers, such as counters, the largest.
+
+    >>> average([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [3, 1])
+    {'w': tensor([1.])}
+    """
+    first, *others = (weight / sum(weights) for weight in weights)
+    measured = [name for name, tensor in trees[0].items() if tensor.is_floating_point()]
+    means = {}
+    if measured:
+        total = list(torch._foreach_mul([trees[0][name] for name in measured], first))
+        for tree, share in zip(trees[1:], others, strict=True):
+            torch._foreach_add_(total, [tree[name] for name in measured], alpha=share)
+        means = dict(zip(measured, total, strict=True))
+    return {
+        name: means[name] if name in means else torch.stack([tree[name] for tree in trees]).amax(dim=0)
+        for name in trees[0]
+    }
+
+
+def server_step(state: State, change: Params, buffers: Params, *, lr: float, momentum: float) -> State:
+    """The state after one server step along the mean change of the clients (FedAvgM, Hsu et al. 2019)."""
+    velocity = added_at_once(change, state.velocity, momentum) if momentum and state.velocity else change
+    moved = added_at_once(state.params, velocity, lr)
+    if not all_finite(moved):
+        raise GradveilError("the training diverged: the global model holds NaN or infinity; lower lr or server_lr")
+    return State(moved, buffers, velocity if momentum else {})
+
+
+def evaluate(model: Functional, params: Params, data: ImageSet) -> Quality:
+    """The quality of a model, which should be in eval mode, at these parameters."""
+    right = loss = 0.0
+    device = next(iter(params.values())).device
+    with torch.no_grad():
+        for start in range(0, len(data), EVALUATED_AT_ONCE):
+            batch = data.batch(range(start, min(start + EVALUATED_AT_ONCE, len(data)))).to(device)
+            scores = model(params, batch.inputs)
+            right += float((scores.argmax(dim=1) == batch.labels).sum())
+            loss += float(cross_entropy(scores, batch.labels)) * len(batch)
+    return Quality(right / len(data), loss / len(data))
 
 
 def _bytes(tree: Params) -> int:

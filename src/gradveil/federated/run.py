@@ -32,8 +32,7 @@ from gradveil.data import DATASETS, ImageSet, load
 from gradveil.defenses import DEFENSES
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
-from gradveil.federated.rounds import Federation
-from gradveil.federated.server import State, participants
+from gradveil.federated.rounds import Federation, RoundExchange, State, participants
 from gradveil.federated.tap import Tap, tapped
 
 VERSION = 1
@@ -63,10 +62,13 @@ def run_training(
     train, test = data_of(case, progress)
     federation = Federation(case, train)
     make_folder(folder / "taps" if case.tap else folder)  # first: what cannot be kept is not worth a round
-    pairs = tapped(case)
-    federation.on_exchange = Tap(
-        case, federation.module, train.domain, folder / "taps", lambda client, number: (client, number) in pairs
-    )
+    pairs, save = tapped(case), Tap.on(federation, folder / "taps")
+
+    def tap(one: RoundExchange) -> None:
+        if (one.client, one.round_number) in pairs:
+            save(one)
+
+    federation.on_exchange = tap
     if federation.sends_statistics and case.defense != "none":
         say("running statistics of norm layers leave as they are: no defense hides them (docs/federated.md)")
     rows = _resumed(federation, folder) if resume else []

@@ -1,4 +1,4 @@
-"""A tap on the line: saves what chosen clients answered in chosen rounds as the adversary would have it.
+"""A tap on the line: saves what chosen clients replied in chosen rounds as the adversary would have it.
 
 Beside each observation, in a file of its own, lies the truth: the private examples behind the reply.
 """
@@ -11,59 +11,20 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from gradveil.core.atomic import open_file
 from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import write_tensors
-from gradveil.core.types import Batch, Domain, Params
 from gradveil.federated.case import Training
-from gradveil.federated.server import State, participants
-from gradveil.threat import observe, save_observations, threat_model
+from gradveil.federated.rounds import Federation, RoundExchange, participants
+from gradveil.threat import Observation, observe, save_observations, threat_model
 
 _SPEC = re.compile(r"(\d+|\*)@(\d+|\*)")
 _FILE, _TRUTH = ".safetensors", ".truth.safetensors"
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One client's answer in one round, with what only the client knows."""
-
-    round_number: int
-    client: int
-    sent: State
-    reply: Params
-    batch: Batch
-    index: Tensor
-    """[n]: where the examples of the batch stand in the data set."""
-
-
-def tapped(case: Training) -> frozenset[tuple[int, int]]:
-    """The (client, round) pairs that a case wants saved; who takes part when is known beforehand."""
-    if not case.tap:
-        return frozenset()
-    there = {
-        (client, number)
-        for number in range(1, case.rounds + 1)
-        for client in participants(case.clients, case.per_round, seed=case.seed, round_number=number)
-    }
-    found: set[tuple[int, int]] = set()
-    for spec in case.tap:
-        matching = {pair for pair in there if taps(spec, *pair)}
-        if not matching:
-            number = spec.partition("@")[2]
-            who = sorted({c for c, n in there if str(n) == number})
-            hint = (
-                f"in round {number} there are {', '.join(map(str, who))}"
-                if who
-                else "clients count from 0, rounds from 1"
-            )
-            raise GradveilError(f"tap {spec}: no such client takes part in such a round; {hint}")
-        found |= matching
-    return frozenset(found)
 
 
 def taps(spec: str, client: int, number: int) -> bool:
@@ -78,9 +39,68 @@ def taps(spec: str, client: int, number: int) -> bool:
     return parts[1] in ("*", str(client)) and parts[2] in ("*", str(number))
 
 
-def tap_name(round_number: int, client: int) -> str:
-    """What the file of an exchange is called, without its ending."""
-    return f"round-{round_number:04d}-client-{client:04d}"
+def tapped(case: Training) -> frozenset[tuple[int, int]]:
+    """The (client, round) pairs that a case wants saved; who takes part when is known beforehand."""
+    there = {
+        (client, number)
+        for number in range(1, case.rounds + 1 if case.tap else 1)
+        for client in participants(case.clients, case.per_round, seed=case.seed, round_number=number)
+    }
+    found: set[tuple[int, int]] = set()
+    for spec in case.tap:
+        matching = {pair for pair in there if taps(spec, *pair)}
+        if not matching:
+            number = spec.partition("@")[2]
+            who = ", ".join(map(str, sorted(c for c, n in there if str(n) == number)))
+            hint = f"in round {number} there are {who}" if who else "clients count from 0, rounds from 1"
+            raise GradveilError(f"tap {spec}: no such client takes part in such a round; {hint}")
+        found |= matching
+    return frozenset(found)
+
+
+class Tap:
+    """Saves exchanges into a folder. ``view`` makes of one what the adversary has of it.
+
+    A training that is resumed does some rounds again and replaces their taps. Where a stranger counts the rounds,
+    ``overwrite=False`` keeps every tap.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: nn.Module,
+        view: Callable[..., Observation],
+        *,
+        overwrite: bool = True,
+    ) -> None:
+        self._folder, self._module, self._view, self._overwrite = folder, module, view, overwrite
+
+    @classmethod
+    def on(cls, federation: Federation, folder: Path, *, overwrite: bool = True) -> Tap:
+        """A tap on the exchanges of a training."""
+        case = federation.case
+        view = partial(
+            observe,
+            model=case.model,
+            domain=federation.train.domain,
+            recipe=case.recipe,
+            defense=case.defense,
+            threat=threat_model(case.threat),
+        )
+        return cls(folder, federation.module, view, overwrite=overwrite)
+
+    def __call__(self, one: RoundExchange) -> None:
+        module = copy.deepcopy(self._module)
+        module.load_state_dict(one.sent.buffers, strict=False)
+        seen = self._view(
+            module=module, sent=one.sent.params, reply=one.update, batch=one.batch, batch_size=one.examples
+        )
+        name = f"round-{one.round_number:04d}-client-{one.client:04d}"
+        with nullcontext(name) if self._overwrite else new_name(self._folder, name) as chosen:
+            if one.batch is not None and one.index is not None:
+                private = {"inputs": one.batch.inputs, "labels": one.batch.labels, "index": one.index}
+                write_tensors(self._folder / f"{chosen}{_TRUTH}", "truth", private, {})
+            save_observations(self._folder / f"{chosen}{_FILE}", [seen])
 
 
 @contextmanager
@@ -106,46 +126,3 @@ def new_name(folder: Path, name: str) -> Iterator[str]:
         finally:
             with suppress(OSError):
                 mark.unlink()
-
-
-class Tap:
-    """Saves exchanges of a training into a folder: those that ``wanted`` is true of, by client and round.
-
-    A training that is resumed does some rounds again and replaces their taps. Where a stranger counts the rounds,
-    ``overwrite=False`` keeps every tap.
-    """
-
-    def __init__(
-        self,
-        case: Training,
-        module: nn.Module,
-        domain: Domain,
-        folder: Path,
-        wanted: Callable[[int, int], bool],
-        *,
-        overwrite: bool = True,
-    ) -> None:
-        self._case, self._module, self._domain, self._folder, self._wanted = case, module, domain, folder, wanted
-        self._overwrite = overwrite
-
-    def __call__(self, one: Exchange) -> None:
-        if not self._wanted(one.client, one.round_number):
-            return
-        module = copy.deepcopy(self._module)
-        module.load_state_dict(one.sent.buffers, strict=False)
-        seen = observe(
-            module=module,
-            model=self._case.model,
-            domain=self._domain,
-            sent=one.sent.params,
-            reply=one.reply,
-            batch=one.batch,
-            recipe=self._case.recipe,
-            defense=self._case.defense,
-            threat=threat_model(self._case.threat),
-        )
-        name = tap_name(one.round_number, one.client)
-        private = {"inputs": one.batch.inputs, "labels": one.batch.labels, "index": one.index}
-        with nullcontext(name) if self._overwrite else new_name(self._folder, name) as chosen:
-            write_tensors(self._folder / f"{chosen}{_TRUTH}", "truth", private, {})
-            save_observations(self._folder / f"{chosen}{_FILE}", [seen])

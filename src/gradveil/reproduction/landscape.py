@@ -17,7 +17,7 @@ from gradveil import models
 from gradveil.attacks.aware import as_defended, as_trusted, estimated
 from gradveil.attacks.generative import SHIPPED
 from gradveil.attacks.objectives import Squared
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
@@ -95,13 +95,13 @@ def _objective(fields: dict[str, Any], private: Batch, drawn: Batch, domain: Dom
         model=fields["model"],
         domain=domain,
         sent=sent,
-        reply=Client(module, recipe=Recipe(), defense=defense).reply(sent, private, rng).update,
+        reply=SimulatedClient(module, recipe=Recipe(), defense=defense).reply(sent, private, rng).update,
         batch=private,
         recipe=Recipe(),
         defense=fields["defense"],
         threat=threat_model("C"),
     )
-    plain = Client(module, recipe=Recipe(), defense=Defense())
+    plain = SimulatedClient(module, recipe=Recipe(), defense=Defense())
     about = {name: _first(value) for name, value in estimated([seen]).items()} | {"reply": seen.reply}
 
     def away(update: Params) -> Tensor:

@@ -14,7 +14,7 @@ from gradveil import models
 from gradveil.auditing import MEANS, make_observed_case, run_observed
 from gradveil.bench import overhead
 from gradveil.bench.timing import seconds
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load
@@ -44,7 +44,7 @@ def concealed_sample(fields: dict[str, Any]) -> dict[str, float | None]:
 
 def _cost(module: torch.nn.Module, defense: Defense, batch: Batch, device: str) -> tuple[float, float | None]:
     """Seconds and, on a GPU, the peak memory in MB of one reply."""
-    client = Client(module, recipe=Recipe(), defense=defense)
+    client = SimulatedClient(module, recipe=Recipe(), defense=defense)
     sent = client.model.params
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()

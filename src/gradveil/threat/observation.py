@@ -64,7 +64,8 @@ def observe(
     domain: Domain,
     sent: Params,
     reply: Params,
-    batch: Batch,
+    batch: Batch | None = None,
+    batch_size: int | None = None,
     recipe: Recipe,
     defense: str,
     threat: ThreatModel,
@@ -73,8 +74,12 @@ def observe(
     candidates: ImageSet | None = None,
     loss: Loss = cross_entropy,
 ) -> Observation:
-    """What this threat model's adversary sees of one exchange. The only place where private facts are let through."""
+    """What this threat model's adversary sees of one exchange. The only place where private facts are let through.
+
+    Who taps a line has no ``batch``, and at most its size: labels and statistics are then unknown to everybody.
+    """
     knows = threat.knows
+    batch_size = batch_size if batch is None else len(batch)
     return Observation(
         module=module,
         model=model,
@@ -83,11 +88,11 @@ def observe(
         sent=sent,
         reply=reply,
         kind=recipe.sends,
-        batch_size=len(batch) if Knowledge.BATCH_SIZE in knows else None,
-        labels=batch.labels.clone() if Knowledge.LABELS in knows else None,
+        batch_size=batch_size if Knowledge.BATCH_SIZE in knows else None,
+        labels=batch.labels.clone() if batch is not None and Knowledge.LABELS in knows else None,
         recipe=recipe if Knowledge.RECIPE in knows else None,
         defense=defense if Knowledge.DEFENSE in knows else None,
-        statistics=_statistics(module, sent, batch) if Knowledge.STATISTICS in knows else None,
+        statistics=_statistics(module, sent, batch) if batch is not None and Knowledge.STATISTICS in knows else None,
         reshaped=DEFENSES.reshaping(defense),
         crafted=crafted,
         earlier=earlier,

@@ -9,7 +9,7 @@ from exchanges import FEDSGD, SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.active.answers import Answers
 from gradveil.attacks.active.fishing import Fishing, Gate, raised
-from gradveil.client import Client
+from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
@@ -44,7 +44,7 @@ def asked(seen: Observation, attack: Fishing) -> Answers:
 def alone(attack: Fishing, seen: Observation, batch: Batch, recipe: Recipe = FEDSGD) -> list[Params]:
     """What each example alone, called the target, would reply to the question at which a gradient was isolated."""
     at = attack.isolated(seen)
-    client, label = Client(at.module, recipe=recipe), torch.tensor([asked(seen, attack).target])
+    client, label = SimulatedClient(at.module, recipe=recipe), torch.tensor([asked(seen, attack).target])
     return [
         client.reply(at.sent, Batch(image, label), Stream.seeded(0, "none")).update for image in batch.inputs.split(1)
     ]

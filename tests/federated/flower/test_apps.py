@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ def test_the_tap_of_a_run_is_the_tap_of_this_process(algorithm: str, tmp_path: P
 )
 def test_bad_settings_are_one_clear_line(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(GradveilError, match=words):
-        read_settings(CONFIG | fields).made_strategy()
+        read_settings(CONFIG | fields).build_strategy()
 
 
 @pytest.mark.parametrize(
@@ -226,14 +225,14 @@ def test_the_keys_on_the_page_and_in_the_example_are_the_real_ones() -> None:
     assert keys_below("### What a run config may set") == set(RUN_MAY_SET)
     assert keys_below("### What the server reads") == set(OF_THE_SERVER)
     assert keys_below("### What only a node decides") == NODE_KEYS - RUN_MAY_SET.keys() | {"defense"}
-    own = {field.name.replace("_", "-") for field in fields(Settings)[1:]}
-    training = {field.name.replace("_", "-") for field in fields(Training)} - {"side-by-side"}
+    own = {name.replace("_", "-") for name in Settings.model_fields} - {"training"}
+    training = {name.replace("_", "-") for name in Training.model_fields} - {"side-by-side"}
     assert set(RUN_MAY_SET) | OF_THE_SERVER == own | training - (NODE_KEYS - RUN_MAY_SET.keys()) | {
         "data", "test", "seed"
     }  # fmt: skip
     example = tomllib.loads((ROOT / "examples" / "flower" / "pyproject.toml").read_text())
     keys = example["tool"]["flwr"]["app"]["config"]
-    assert read_settings(keys).made_strategy()
+    assert read_settings(keys).build_strategy()
     assert set(keys) == set(RUN_MAY_SET) | OF_THE_SERVER
 
 

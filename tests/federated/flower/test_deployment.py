@@ -55,9 +55,9 @@ def train(message, context):
 """
 
 SILENT = """
-from gradveil.federated.flower import settings
+from gradveil.federated.flower import server
 
-settings.read_run = lambda run_config: run_config.pop("repeatable")
+server.read_run = lambda run_config: run_config.pop("repeatable")
 """
 
 

@@ -23,7 +23,7 @@ from gradveil.core.trees import norm, subtract
 from gradveil.core.types import Params, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Transform
-from gradveil.federated.flower import Passed, checked, defended, inspected, recorded, tap
+from gradveil.federated.flower import MessageExchange, checked, defended, inspected, recorded, tap
 from gradveil.federated.flower.mods import TRUSTED
 from gradveil.threat import load_observations
 
@@ -144,7 +144,7 @@ def test_only_defenses_on_an_update_alone_become_mods(name: str) -> None:
 
 
 def test_the_first_mod_sees_what_really_leaves() -> None:
-    seen: list[Passed] = []
+    seen: list[MessageExchange] = []
     reply = asked(app_with(tap(seen.append), defended("clip:bound=0.001")), number=4)
     bare = left(asked(app_with()))
     for name, tensor in left(reply).items():
@@ -211,7 +211,7 @@ def test_what_cannot_be_used_does_not_leave(mod: Mod, spoil: Callable[[Params], 
 
 @pytest.mark.parametrize("on_suspicion", ["refuse", "warn"])
 def test_a_crafted_broadcast_is_seen_before_training(on_suspicion: Any, caplog: pytest.LogCaptureFixture) -> None:
-    trained: list[Passed] = []
+    trained: list[MessageExchange] = []
     app = app_with(inspected(module(), on_suspicion=on_suspicion, domain=DIGITS.domain), tap(trained.append))
     with caplog.at_level(logging.WARNING, logger="flwr"):
         reply = asked(app, crafted("trap", MODEL, DIGITS).params)

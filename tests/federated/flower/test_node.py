@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.flower.grids import DirectGrid
-from gradveil.client.local import LocalRun
+from gradveil.client import LocalRun
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
 from gradveil.data import load
@@ -265,13 +265,13 @@ def test_any_number_of_a_round_is_answered(number: Any, tmp_path: Path) -> None:
 def sizes(run: dict[str, Any], node: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Message, list[int]]:
     """A node's reply to a run, and on how many of its 40 examples it took each step."""
     taken: list[int] = []
-    plain = LocalRun.wanted
+    plain = LocalRun.request
 
-    def counted(self: LocalRun, model: Any, examples: slice) -> Any:
-        taken.append(len(self.inputs[examples]))
-        return plain(self, model, examples)
+    def counted(self: LocalRun) -> Any:
+        taken.append(len(self.inputs[self.examples]))
+        return plain(self)
 
-    monkeypatch.setattr(LocalRun, "wanted", counted)
+    monkeypatch.setattr(LocalRun, "request", counted)
     return asked(DirectGrid([client_app()] * 2, RUN | run, NODE | node)), taken
 
 
@@ -356,7 +356,7 @@ def test_noise_is_not_what_the_servers_seed_gives() -> None:
     )
     federation = Federation(case, data_of(case)[0])
     taken = {}
-    federation.on_exchange = lambda one: taken.update({one.client: one.reply})
+    federation.on_exchange = lambda one: taken.update({one.client: one.update})
     sent = federation.state.params
     federation.round(1)
     known = flat(taken[0])

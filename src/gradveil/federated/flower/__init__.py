@@ -5,11 +5,9 @@ from gradveil.core.errors import NotAvailableError
 try:
     from gradveil.federated.flower.client import client_app
     from gradveil.federated.flower.grid import CheckedGrid
-    from gradveil.federated.flower.mods import checked, defended, inspected
+    from gradveil.federated.flower.mods import MessageExchange, checked, defended, inspected, recorded, tap
     from gradveil.federated.flower.node import NODE_KEYS, OF_THE_SERVER, RUN_MAY_SET, NodeSettings, read_node
-    from gradveil.federated.flower.server import server_app
-    from gradveil.federated.flower.settings import STRATEGIES, Settings, read_settings
-    from gradveil.federated.flower.tapping import Passed, recorded, tap
+    from gradveil.federated.flower.server import STRATEGIES, Settings, read_settings, server_app
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "flwr":
         raise
@@ -21,8 +19,8 @@ __all__ = [
     "RUN_MAY_SET",
     "STRATEGIES",
     "CheckedGrid",
+    "MessageExchange",
     "NodeSettings",
-    "Passed",
     "Settings",
     "checked",
     "client_app",

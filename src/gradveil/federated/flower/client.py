@@ -16,35 +16,34 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.supercore import log
+from torch import Tensor
 
 from gradveil import models
-from gradveil.client import finished
+from gradveil.client import running_statistics
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add
-from gradveil.core.types import Params
+from gradveil.core.types import Batch, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES
-from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
-from gradveil.federated.flower.mods import checked, fails_closed, inspected
-from gradveil.federated.flower.node import NodeSettings, own_settings, read_node
+from gradveil.federated.flower.mods import MessageExchange, checked, fails_closed, inspected, tap
+from gradveil.federated.flower.node import own_settings, read_node
 from gradveil.federated.flower.records import (
+    ARRAYS,
+    CONFIG,
     EXAMPLES,
     METRICS,
+    packed,
     place_of,
-    reply_to,
     round_number,
     state_of,
     tensors_of,
 )
 from gradveil.federated.flower.spending import spend
-from gradveil.federated.flower.tapping import Passed, tap
-from gradveil.federated.local import running_statistics
-from gradveil.federated.rounds import Federation
+from gradveil.federated.rounds import Federation, RoundExchange, as_delta, why_unusable
 from gradveil.federated.run import data_of
-from gradveil.federated.server import as_difference
-from gradveil.federated.tap import Exchange, Tap, taps
+from gradveil.federated.tap import Tap, taps
 
 ANSWERED = "gradveil.answered"
 """Where a node counts the broadcasts that it trained on."""
@@ -64,21 +63,21 @@ def client_app(mods: Sequence[Mod] = (), **node: Any) -> ClientApp:
     @app.train()
     @fails_closed
     def train(message: Message, context: Context) -> Message:
-        return _train(mods, Site(message, context, node), message, context)
+        return Node(message, context, node).train(mods, message, context)
 
     @app.evaluate()
     @fails_closed
     def evaluate(message: Message, context: Context) -> Message:
-        return _evaluate(Site(message, context, node), message)
+        return Node(message, context, node).evaluate(message)
 
     return app
 
 
-class Site:
+class Node:
     """One node before one message: its settings, which share it holds, and the federation as it sees it."""
 
     def __init__(self, message: Message, context: Context, code: dict[str, Any]) -> None:
-        self.settings: NodeSettings = read_node(context.run_config, context.node_config, code)
+        self.settings = read_node(context.run_config, context.node_config, code)
         self.case, self.client = self.settings.training, place_of(context)
         known = context.node_config.get("num-partitions")
         if known != self.case.clients or self.client >= self.case.clients:
@@ -90,6 +89,90 @@ class Site:
             raise GradveilError("this node asks for device cuda, but torch sees no GPU on it")
         _check_size(self.case, tensors_of(message.content))
         self.federation = _federation(self.case)
+
+    def train(self, mods: Sequence[Mod], message: Message, context: Context) -> Message:
+        """Inspect the broadcast, train, and let the reply leave through the mods, a check and the tap."""
+        number = round_number(message)
+        batch, index = self._examples(number)
+        look = inspected(
+            self.federation.module,
+            on_suspicion=self.settings.on_suspicion,
+            probe=lambda _message, _context: batch,  # it does not leave by this
+            recipe=self.case.recipe,
+        )
+        call: ClientAppCallable = partial(self._train, number, batch)
+        for mod in reversed((tap(partial(self._save, batch, index)), checked, *mods, look)):
+            call = partial(_around, mod, call)
+        return call(message, context)
+
+    def _examples(self, number: int) -> tuple[Batch, Tensor]:
+        """What this round trains on, and where it stands in the data: a last batch below ``min-batch`` is left out.
+
+        Whoever chooses the batch size could otherwise have one example left over, and with it the gradient of one
+        person. The order is drawn anew in each round, so that no example is left out for good.
+        """
+        settings, share = self.settings, len(self.federation.shares[self.client])
+        # Nobody else may know which examples stood together in a step, and the server knows every seed it was told.
+        order = None if settings.repeatable else Stream.secret().permutation(share)
+        batch, index = self.federation.examples(self.client, number, order)
+        size = min(self.case.batch_size or len(batch), len(batch))
+        if size < settings.min_batch:
+            raise GradveilError(
+                f"a local batch would have fewer than {settings.min_batch} examples, the min-batch of this node: "
+                "choose a larger batch-size, or set min-batch on the node if its share is that small"
+            )
+        rest = len(batch) % size
+        kept = slice(len(batch) - rest if rest < settings.min_batch else len(batch))
+        return batch.take(kept), index[kept]
+
+    def _train(self, number: int, batch: Batch, message: Message, context: Context) -> Message:
+        settings, federation = self.settings, self.federation
+        federation.state = state_of(tensors_of(message.content), federation.state)
+        count = 1 + int(str(context.state.config_records.get(ANSWERED, ConfigRecord()).get("count", 0)))
+        rng = None if settings.repeatable else Stream.secret()
+        reply = federation.start(self.client, number, broadcasts=count, batch=batch, rng=rng).finish()
+        spend(settings, self.client, context, reply.log.ledger)
+        context.state[ANSWERED] = ConfigRecord({"count": count})  # not before: a broadcast that fails uses up no round
+        if figures := reply.log.means():  # they stay here: what a defense does with private data is private
+            log(INFO, "defense: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+        local = add(federation.state.params, as_delta(reply.update, self.case.recipe))
+        statistics = reply.buffers if settings.statistics == "send" else federation.state.buffers
+        if statistics and self.case.train_mode:
+            log(INFO, "running statistics of norm layers: %s", settings.statistics)
+        content = RecordDict(
+            {
+                ARRAYS: packed(local | statistics),
+                METRICS: MetricRecord({EXAMPLES: reply.examples}),
+                CONFIG: ConfigRecord({"client": self.client}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    def _save(self, batch: Batch, index: Tensor, one: MessageExchange) -> None:
+        if self.settings.out is None or not any(taps(spec, one.client, one.round_number) for spec in self.case.tap):
+            return
+        sent, update = state_of(one.sent, self.federation.state), one.update(self.case.recipe)
+        reply = {name: update[name] for name in sent.params}
+        save = Tap.on(self.federation, self.settings.out / "taps", overwrite=False)
+        save(RoundExchange(one.round_number, one.client, sent, reply, len(batch), batch, index))
+
+    def evaluate(self, message: Message) -> Message:
+        """How good the global model is on this node's own examples, if the node lets that leave."""
+        if not self.settings.evaluate:
+            raise GradveilError(
+                "this node does not evaluate: a loss on private examples leaves without a defense; evaluate=true on "
+                "the node's side allows it"
+            )
+        federation = self.federation
+        federation.state = state_of(tensors_of(message.content), federation.state)
+        share = federation.train.subset(federation.shares[self.client])
+        quality = federation.quality(share)
+        metrics = MetricRecord({EXAMPLES: len(share), "accuracy": quality.accuracy, "loss": quality.loss})
+        return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+def _around(mod: Mod, inner: ClientAppCallable, message: Message, context: Context) -> Message:
+    return mod(message, context, inner)
 
 
 @lru_cache(maxsize=1)
@@ -114,98 +197,5 @@ def _check_size(case: Training, sent: Params) -> None:
     domain = _data(case).domain
     with torch.device("meta"):
         module = DEFENSES.build(case.defense).on_model(models.build(case.model, domain, seed=0))
-    own = dict(module.named_parameters()) | running_statistics(module)
-    wrong = own.keys() ^ sent.keys() | {name for name in own.keys() & sent if own[name].shape != sent[name].shape}
-    if wrong:
-        raise GradveilError(
-            f"the broadcast cannot be used: it is not of this model: {min(wrong)!r} is missing, unknown or of "
-            "another shape"
-        )
-
-
-def _train(mods: Sequence[Mod], site: Site, message: Message, context: Context) -> Message:
-    case, settings, federation = site.case, site.settings, site.federation
-    number, share = round_number(message), len(federation.shares[site.client])
-    # Nobody else may know which examples stood together in a step, and the server knows every seed that it was told.
-    order = None if settings.repeatable else Stream.secret().permutation(share)
-    batch, index = federation.examples(site.client, number, order)
-    kept = _trained_on(len(batch), settings)
-    batch, index = batch.take(slice(kept)), index[:kept]
-
-    def trained(message: Message, context: Context) -> Message:
-        federation.state = state_of(tensors_of(message.content), federation.state)
-        rng = None if settings.repeatable else Stream.secret()
-        federation.ledgers[site.client] = Ledger()  # that of the node is kept by `spend`, over processes and runs
-        count = _answered(context) + 1
-        answer = finished(federation.answering(site.client, number, broadcasts=count, batch=batch, rng=rng))
-        spend(settings, site.client, context, answer.log.ledger)
-        context.state[ANSWERED] = ConfigRecord({"count": count})  # not before: a broadcast that fails uses up no round
-        if figures := answer.log.means():  # they stay here: what a defense does with private data is private
-            log(INFO, "defense: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
-        local = add(federation.state.params, as_difference(answer.update, case.recipe))
-        statistics = answer.buffers if settings.statistics == "send" else federation.state.buffers
-        if statistics and case.train_mode:
-            log(INFO, "running statistics of norm layers: %s", settings.statistics)
-        return reply_to(message, local | statistics, examples=answer.examples, client=site.client)
-
-    def named(client: int, number: int) -> bool:
-        return any(taps(spec, client, number) for spec in case.tap)
-
-    def save(one: Passed) -> None:
-        if settings.out is not None:
-            sent, update = state_of(one.sent, federation.state), one.update(case.recipe)
-            reply = {name: update[name] for name in sent.params}
-            place = settings.out / "taps"
-            saved = Tap(case, federation.module, federation.train.domain, place, named, overwrite=False)
-            saved(Exchange(one.round_number, one.client, sent, reply, batch, index))
-
-    look = inspected(
-        federation.module,
-        on_suspicion=settings.on_suspicion,
-        probe=lambda _message, _context: batch,  # it does not leave by this
-        recipe=case.recipe,
-    )
-    call: ClientAppCallable = trained
-    for mod in reversed((tap(save), checked, *mods, look)):
-        call = partial(_around, mod, call)
-    return call(message, context)
-
-
-def _trained_on(count: int, settings: NodeSettings) -> int:
-    """How many of the examples are trained on: a last batch below ``min-batch`` is left out of the round.
-
-    Whoever chooses the batch size could otherwise have one example left over, and with it the gradient of one person.
-    The order is drawn anew in each round, so that no example is left out for good.
-    """
-    size = min(settings.training.batch_size or count, count)
-    if size < settings.min_batch:
-        raise GradveilError(
-            f"a local batch would have fewer than {settings.min_batch} examples, the min-batch of this node: choose a "
-            "larger batch-size, or set min-batch on the node if its share is that small"
-        )
-    rest = count % size
-    return count - rest if rest < settings.min_batch else count
-
-
-def _around(mod: Mod, inner: ClientAppCallable, message: Message, context: Context) -> Message:
-    return mod(message, context, inner)
-
-
-def _evaluate(site: Site, message: Message) -> Message:
-    """How good the global model is on this node's own examples, if the node lets that leave."""
-    if not site.settings.evaluate:
-        raise GradveilError(
-            "this node does not evaluate: a loss on private examples leaves without a defense; evaluate=true on the "
-            "node's side allows it"
-        )
-    federation = site.federation
-    federation.state = state_of(tensors_of(message.content), federation.state)
-    share = federation.train.subset(federation.shares[site.client])
-    quality = federation.quality(share)
-    metrics = MetricRecord({EXAMPLES: len(share), "accuracy": quality.accuracy, "loss": quality.loss})
-    return Message(RecordDict({METRICS: metrics}), reply_to=message)
-
-
-def _answered(context: Context) -> int:
-    """How many broadcasts this node has replied to."""
-    return int(str(context.state.config_records.get(ANSWERED, ConfigRecord()).get("count", 0)))
+    if reason := why_unusable(sent, dict(module.named_parameters()) | running_statistics(module)):
+        raise GradveilError(f"the broadcast cannot be used: {reason}")

@@ -2,7 +2,9 @@
 
 The first mod in a list is the outermost one: ``ClientApp(mods=[tap(...), checked, defended("clip"), inspected(...)])``
 inspects, trains, defends, checks, and taps what really leaves. Given to the app and not only to its train function,
-``defended`` also sees to it that evaluation and queries carry no arrays.
+``defended`` also sees to it that evaluation and queries carry no arrays. The tap stands outside of everything that may
+still change the reply, and what it cannot write does not leave: a reply that nobody could look at later is not sent as
+though all was well.
 
 Whatever a mod refuses becomes an error in the place of the reply, with one line for the server and for the log.
 """
@@ -11,31 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from logging import ERROR, INFO, WARNING
+from pathlib import Path
 from typing import Concatenate, Literal, ParamSpec, get_args
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from torch import nn
 
-from gradveil.client import defend_update, inspect
-from gradveil.client.client import OnSuspicion
+from gradveil.client import OnSuspicion, defend_update, inspect
 from gradveil.client.updates import check_transforms, tied
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import add, subtract
+from gradveil.core.trees import add, scaled, subtract
 from gradveil.core.types import Batch, Domain, Params, Recipe
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.federated.flower.records import (
-    arrays_of,
+    EXAMPLES,
     fitted,
     is_train,
     packed,
-    refused,
+    place_of,
+    round_number,
     tensors_of,
-    unpacked,
+    writing,
 )
+from gradveil.federated.rounds import RoundExchange, State
+from gradveil.federated.tap import Tap
+from gradveil.threat import Knowledge, observe, threat_model
 
 P = ParamSpec("P")
 TRUSTED = "gradveil.trusted"
@@ -57,7 +65,8 @@ INSIDE: ContextVar[bool] = ContextVar("inside", default=False)
 def fails_closed(answer: Callable[Concatenate[Message, P], Message]) -> Callable[Concatenate[Message, P], Message]:
     """An app or a mod whose errors, and those of what it calls, become an error in the place of the reply.
 
-    The text of an exception that is not Gradveil's may quote private data, and Flower would send it: it stays here.
+    It is one line in the log of the node, and the same to the server. The text of an exception that is not Gradveil's
+    may quote private data, and Flower would send it: it stays here.
     """
 
     @wraps(answer)
@@ -65,10 +74,13 @@ def fails_closed(answer: Callable[Concatenate[Message, P], Message]) -> Callable
         try:
             return answer(message, *rest, **named)
         except GradveilError as error:
-            return refused(message, str(error))
+            reason = str(error)
         except Exception as error:
             log(ERROR, "the app failed", exc_info=error)
-            return refused(message, f"the app failed with {type(error).__name__}: the node's log says where")
+            reason = f"the app failed with {type(error).__name__}: the node's log says where"
+        line = " ".join(reason.split())[:500]
+        log(ERROR, "%s", line)
+        return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, line), reply_to=message)
 
     return closed
 
@@ -136,7 +148,7 @@ def defended(defense: str | Defense, *, statistics: Statistics = "withhold") -> 
                     f"a reply to {message.metadata.message_type} carries arrays, which are not defended"
                 )
             return reply
-        local = fitted(unpacked(arrays_of(reply.content)), sent)
+        local = fitted(tensors_of(reply.content), sent)
         update, withheld = _split(sent, local, statistics)
         # Tied weights leave equal. They are found by what leaves: a server may send other values under each name, so
         # that the differences are not equal, and a mean over the names would hold less noise.
@@ -233,3 +245,84 @@ def inspected(
         return call_next(message, context)
 
     return fails_closed(of_training(mod))
+
+
+@dataclass(frozen=True)
+class MessageExchange:
+    """One exchange as it passed the line: parameters in, parameters out."""
+
+    round_number: int
+    client: int
+    sent: Params
+    local: Params
+    examples: int | None
+    """How many are behind it, where the reply says so."""
+
+    def update(self, recipe: Recipe) -> Params:
+        """The reply in the terms of a recipe: the difference or, of a single step, its gradient."""
+        change = subtract(self.local, self.sent)
+        return scaled(change, -1 / recipe.lr) if recipe.sends == "gradient" else change
+
+
+def tap(on_exchange: Callable[[MessageExchange], None]) -> Mod:
+    """Show every exchange of training to ``on_exchange``; errors carry no parameters and are not shown.
+
+    If ``on_exchange`` raises, the reply does not leave. Inside of ``defended`` a tap would write down the bare update,
+    and is refused.
+    """
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if INSIDE.get():
+            raise GradveilError(
+                "the tap stands inside of defended, where the update is bare: put it first among the mods"
+            )
+        number, client = round_number(message), place_of(context)
+        sent = tensors_of(message.content)  # before: a ClientApp may empty its message to save memory
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        local = fitted(tensors_of(reply.content), sent)
+        counts = [record.get(EXAMPLES) for record in reply.content.metric_records.values()]
+        examples = next((count for count in counts if isinstance(count, int)), None)
+        with writing("its tap"):
+            on_exchange(MessageExchange(number, client, sent, local, examples))
+        return reply
+
+    return fails_closed(of_training(mod))
+
+
+def recorded(
+    folder: Path,
+    *,
+    module: nn.Module,
+    model: str,
+    domain: Domain,
+    recipe: Recipe,
+    defense: str = "none",
+    threat: str = "C",
+) -> Callable[[MessageExchange], None]:
+    """Writes each exchange into a new file of its own, as this threat model's adversary has it.
+
+    ``model`` is the spec of ``module``, or the import path that builds it. ``defense`` is what the client uses, by
+    whatever means. The adversary gets the number of examples if it may know it, and never labels or statistics: these
+    a mod does not see.
+    """
+    adversary = threat_model(threat)
+    hidden = adversary.knows & {Knowledge.LABELS, Knowledge.STATISTICS}
+    if hidden:
+        raise GradveilError(f"threat {adversary.name} knows {', '.join(sorted(hidden))}, which a mod does not see")
+    shapes, known = {name: p.shape for name, p in module.named_parameters()}, module.state_dict().keys()
+    used = DEFENSES.canonical(defense)
+    view = partial(observe, model=model, domain=domain, recipe=recipe, defense=used, threat=adversary)
+    write = Tap(folder, module, view, overwrite=False)
+
+    def save(one: MessageExchange) -> None:
+        wrong = {name for name in shapes if name not in one.sent or one.sent[name].shape != shapes[name]}
+        if wrong := wrong | (one.sent.keys() - known):
+            raise GradveilError(f"the tap was told of another model: {min(wrong)!r} is not as in the message")
+        buffers = {name: tensor for name, tensor in one.sent.items() if name not in shapes}
+        update = one.update(recipe)
+        sent, change = ({name: tree[name] for name in shapes} for tree in (one.sent, update))
+        write(RoundExchange(one.round_number, one.client, State(sent, buffers), change, one.examples))
+
+    return save

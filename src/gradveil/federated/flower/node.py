@@ -12,54 +12,69 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import click
 from flwr.common.config import parse_config_args
 from flwr.supercore import log
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, model_validator
 
 from gradveil import models
-from gradveil.client.client import OnSuspicion
+from gradveil.client import OnSuspicion
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Fields, none_from_text, shown
 from gradveil.core.registry import split_spec
 from gradveil.defenses import DEFENSES
-from gradveil.federated.case import Training, make_training
+from gradveil.federated.case import Number, Training
 from gradveil.federated.tap import taps
 from gradveil.models import split_front
 
 VARIABLE = "GRADVEIL_NODE_CONFIG"
 """What a node config says, for nodes that have none of their own: those of a simulation."""
 
-Statistics = Literal["withhold", "send"]
-"""Whether the running statistics of norm layers, which no defense hides, leave the node."""
+Folder = Annotated[Path | None, BeforeValidator(lambda path: None if path is None else Path(str(path)))]
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What a run config may say under one key: numbers from ``low`` to ``high``, texts of up to ``high`` characters."""
-
-    kind: type
-    low: float = 0
-    high: float = 1
-    none: bool = False
+def _within(low: float, high: float) -> Any:
+    return Field(ge=low, le=high, description=f"a number from {low:,} to {high:,}")
 
 
-RUN_MAY_SET = {
-    "model": Limit(str, high=200),
-    "algorithm": Limit(str, high=20),
-    "lr": Limit(float, 1e-9, 10.0),
-    "epochs": Limit(int, 1, 100),
-    "batch-size": Limit(int, 8, 65_536, none=True),
-    "momentum": Limit(float, 0.0, 0.999),
-    "weight-decay": Limit(float, 0.0, 1.0),
-    "train-mode": Limit(bool),
-    "clients": Limit(int, 1, 1_000_000),
-    "defense": Limit(str, high=200),
-}
-"""What a node takes from a run config, if it does not say it itself; docs/flower.md says why for each."""
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError
+    return text
+
+
+def _up_to(length: int) -> Any:
+    return Field(max_length=length, description=f"a text of up to {length} printable characters")
+
+
+Printable = Annotated[str, AfterValidator(_printable)]
+
+
+class RunConfig(Fields):
+    """What a node takes from a run config, if it does not say it itself; docs/flower.md says why for each.
+
+    Only what is given counts: the defaults are never read.
+    """
+
+    dashed = True
+
+    model: Annotated[Printable, _up_to(200)] = ""
+    algorithm: Annotated[Printable, _up_to(20)] = ""
+    lr: Annotated[Number, _within(1e-9, 10.0)] = 0
+    epochs: Annotated[int, _within(1, 100)] = 0
+    batch_size: Annotated[int | None, _within(8, 65_536)] = None
+    momentum: Annotated[Number, _within(0.0, 0.999)] = 0
+    weight_decay: Annotated[Number, _within(0.0, 1.0)] = 0
+    train_mode: bool = False
+    clients: Annotated[int, _within(1, 1_000_000)] = 0
+    defense: Annotated[Printable, _up_to(200)] = ""
+
+
+RUN_MAY_SET = {name.replace("_", "-"): field.description for name, field in RunConfig.model_fields.items()}
 
 OF_THE_SERVER = frozenset({
     "data", "test", "seed", "rounds", "per-round", "strategy", "server-lr", "server-momentum", "evaluate-every",
@@ -72,60 +87,49 @@ LARGEST_OPTION = 4096
 
 _OF_A_NODE = frozenset({"data", "test", "examples", "partition", "seed", "tap", "threat", "device", "defense"})
 _PLACE = frozenset({"partition-id", "num-partitions"})
-_MAY_BE_NONE = frozenset({"test", "batch-size", "examples", "max-epsilon", "out"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeSettings:
+class NodeSettings(Fields):
     """What one node does in a run."""
+
+    dashed = True
 
     training: Training
     on_suspicion: OnSuspicion = "warn"
-    statistics: Statistics = "withhold"
+    statistics: Literal["withhold", "send"] = "withhold"
+    """Whether the running statistics of norm layers, which no defense hides, leave the node."""
     evaluate: bool = False
     """Whether the node tells the server how good a model is on its own examples."""
-    max_epsilon: float | None = None
+    max_epsilon: Annotated[Annotated[float, AllowInfNan()] | None, Field(gt=0, description="a number above 0")] = None
     """Under dp: a reply that would bring what the node has spent above this does not leave."""
-    min_batch: int = 2
+    min_batch: Annotated[int, Field(ge=1, description="a number of examples from 1")] = 2
     """The fewest examples of one local step: the node leaves a smaller last batch out."""
     repeatable: bool = False
     """Whether orders and the draws of defenses follow from the node's seed: for simulations."""
-    out: Path | None = None
+    out: Folder = None
     """Where the node writes its taps and its privacy ledger."""
 
-    def __post_init__(self) -> None:
-        for name, choices in (("on_suspicion", get_args(OnSuspicion)), ("statistics", get_args(Statistics))):
-            if getattr(self, name) not in choices:
-                value = shown(getattr(self, name))
-                raise GradveilError(f"{name.replace('_', '-')} is one of {', '.join(choices)}, not {value}")
-        for name in ("evaluate", "repeatable"):
-            if type(getattr(self, name)) is not bool:
-                raise GradveilError(f"{name} is true or false, not {shown(getattr(self, name))}")
-        if type(self.min_batch) is not int or self.min_batch < 1:
-            raise GradveilError(f"min-batch is a number of examples from 1, not {shown(self.min_batch)}")
-        bound = self.max_epsilon
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float) or not bound > 0):
-            raise GradveilError(f"max-epsilon is a number above 0, not {shown(bound)}")
-        if bound is not None and DEFENSES.build(self.training.defense).delta is None:
-            raise GradveilError(
-                f"max-epsilon needs a defense with an epsilon: {self.training.defense} has none, dp has"
-            )
-        if bound is not None and self.out is None:
+    @model_validator(mode="after")
+    def _fits_together(self) -> NodeSettings:
+        defense = self.training.defense
+        if self.max_epsilon is not None and DEFENSES.build(defense).delta is None:
+            raise GradveilError(f"max-epsilon needs a defense with an epsilon: {defense} has none, dp has")
+        if self.max_epsilon is not None and self.out is None:
             raise GradveilError("max-epsilon needs a folder that keeps the count from run to run: set out on the node")
         for spec in self.training.tap:
             taps(spec, 0, 1)  # one that cannot be read is an error now, not after training
         if self.training.tap and self.out is None:
             raise GradveilError("a tap needs a folder: set out on the node's side, to an absolute path")
+        return self
 
 
-NODE_KEYS = _OF_A_NODE | (RUN_MAY_SET.keys() - {"clients"}) | {
-    field.name.replace("_", "-") for field in fields(NodeSettings)[1:]
-}  # fmt: skip
+_OWN = [name for name in NodeSettings.model_fields if name != "training"]
+NODE_KEYS = _OF_A_NODE | (RUN_MAY_SET.keys() - {"clients"}) | {name.replace("_", "-") for name in _OWN}
 """What a node may say about itself. What a run may set too, the node's word decides."""
 
 
 def read_run(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run config asks of a node, by its own keys.
+    """What a run config asks of a node, by the names of fields.
 
     Raises:
         GradveilError: it holds a key or a value that no run config may have.
@@ -139,27 +143,12 @@ def read_run(run_config: Mapping[str, Any]) -> dict[str, Any]:
                 f"simulation, in {VARIABLE}"
             )
         raise GradveilError(f"the run config holds the unknown key {shown(key)}: docs/flower.md lists what it may set")
-    asked = {key: run_config[key] for key in RUN_MAY_SET if key in run_config}
-    for key, value in asked.items():
-        limit = RUN_MAY_SET[key]
-        if limit.none and value == "none":
-            continue
-        right = type(value) is limit.kind or (limit.kind is float and type(value) is int)
-        if limit.kind is str:
-            if not right or len(value) > limit.high or not value.isprintable():
-                raise GradveilError(
-                    f"the run config's {key} is a text of up to {limit.high:.0f} printable characters, "
-                    f"not {shown(value)}"
-                )
-        elif limit.kind is bool:
-            if not right:
-                raise GradveilError(f"the run config's {key} is true or false, not {shown(value)}")
-        elif not right or not limit.low <= value <= limit.high:
-            raise GradveilError(
-                f"the run config's {key} is a number from {limit.low:,} to {limit.high:,}, not {shown(value)}: a node "
-                "that wants another says so itself"
-            )
-    return asked
+    asked = {key.replace("-", "_"): run_config[key] for key in RUN_MAY_SET if key in run_config}
+    try:
+        checked = RunConfig(**none_from_text(RunConfig, asked))
+    except GradveilError as error:
+        raise GradveilError(f"the run config's {error}: a node that wants another says so itself") from None
+    return checked.model_dump(exclude_unset=True)
 
 
 def read_node(
@@ -174,7 +163,7 @@ def read_node(
     asked = read_run(run_config)
     if "model" in asked and "model" not in own:
         _check_model(asked["model"])
-    given = {key.replace("-", "_"): value for key, value in (asked | own).items()}
+    given = asked | {key.replace("-", "_"): value for key, value in own.items()}
     if "data" not in own:
         raise GradveilError(
             f'this node does not say what it trains on: set data, such as data="mnist-samples", in the node config or '
@@ -185,15 +174,11 @@ def read_node(
         given.setdefault("min_batch", 1)
     if run_config.get("seed", 0) != own.get("seed", 0):
         log(WARNING, "this node deals and holds out by its own seed: for a simulation, set that of the run on it too")
-    for key in _MAY_BE_NONE & {key.replace("_", "-") for key in given}:
-        name = key.replace("-", "_")
-        given[name] = None if given[name] == "none" else given[name]  # TOML has no null
     if isinstance(given.get("tap"), str):
         given["tap"] = tuple(given["tap"].split())
-    extra = {field.name: given.pop(field.name) for field in fields(NodeSettings)[1:] if field.name in given}
-    if extra.get("out") is not None:
-        extra["out"] = Path(str(extra["out"]))
-    return NodeSettings(training=make_training(given), **extra)
+    extra = {name: given.pop(name) for name in _OWN if name in given}
+    training = Training(**none_from_text(Training, given))
+    return NodeSettings(training=training, **none_from_text(NodeSettings, extra))
 
 
 def own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,15 +187,6 @@ def own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in spelled.keys() - NODE_KEYS - _PLACE:
         raise GradveilError(f"a node has no setting {shown(key)}; there are: {', '.join(sorted(NODE_KEYS))}")
     return {key: value for key, value in spelled.items() if key in NODE_KEYS}
-
-
-def shown(value: object) -> str:
-    """A value as errors quote it: one short line, whatever it is."""
-    try:
-        text = ascii(value)
-    except ValueError:  # Python writes out no whole number of more than 4300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _from_environment() -> Mapping[str, Any]:

@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from logging import ERROR
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore import log
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import all_finite
 from gradveil.core.types import Params
-from gradveil.federated.server import State, complaint
+from gradveil.federated.rounds import State, why_unusable
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 EXAMPLES = "num-examples"
@@ -54,9 +53,12 @@ def fitted(found: Params, like: Params) -> Params:
     """The tensors as they fit others, in their order and types, or an error that says why they do not."""
     if any(tensor.is_complex() for tensor in found.values()):
         raise GradveilError("it holds complex numbers")
-    if (reason := complaint(found, like)) is not None:
+    if (reason := why_unusable(found, like)) is not None:
         raise GradveilError(reason)
-    cast = {name: _as_type(found[name], tensor) for name, tensor in like.items()}
+    cast = {}
+    for name, tensor in like.items():
+        rounds = found[name].is_floating_point() and not tensor.is_floating_point()
+        cast[name] = (found[name].round() if rounds else found[name]).to(tensor)  # averages make floats of counters
     if not all_finite(cast):
         raise GradveilError("it holds numbers too large for the model")
     return cast
@@ -77,31 +79,6 @@ def state_of(found: Params, like: State) -> State:
     except GradveilError as error:
         raise GradveilError(f"the broadcast cannot be used: {error}") from None
     return State({name: fitting[name] for name in like.params}, {name: fitting[name] for name in like.buffers})
-
-
-def _as_type(tensor: Tensor, like: Tensor) -> Tensor:
-    """Counters come back from an average as floats."""
-    rounds = tensor.is_floating_point() and not like.is_floating_point()
-    return (tensor.round() if rounds else tensor).to(like)
-
-
-def reply_to(message: Message, tensors: Mapping[str, Tensor], *, examples: int, client: int) -> Message:
-    """What a client answers: its parameters, and how many examples are behind them."""
-    content = RecordDict(
-        {
-            ARRAYS: packed(tensors),
-            METRICS: MetricRecord({EXAMPLES: examples}),
-            CONFIG: ConfigRecord({"client": client}),
-        }
-    )
-    return Message(content, reply_to=message)
-
-
-def refused(message: Message, reason: str) -> Message:
-    """An error in the place of a reply: one line in the log of the node, and the same to the server."""
-    line = " ".join(reason.split())[:500]
-    log(ERROR, "%s", line)
-    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, line), reply_to=message)
 
 
 @contextmanager

@@ -6,34 +6,33 @@ import pytest
 import torch
 
 from gradveil import models
-from gradveil.client import Wanted, cross_entropy
-from gradveil.client.local import Gradient
+from gradveil.client import Gradient, Request, StatisticsAfter, cross_entropy
 from gradveil.core.precise import without_tf32
 from gradveil.core.trees import detached, scaled
 from gradveil.data import load
 from gradveil.federated import Federation, Training
-from gradveil.federated.lanes import Lanes
-from gradveil.federated.local import StatisticsAfter
+from gradveil.federated.clients import ClientGraphs
 from gradveil.models import Functional
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 SAMPLES = load("mnist-samples")
 
 
-def test_lanes_find_what_the_work_finds_alone() -> None:
+def test_graphs_give_what_each_request_gives_alone() -> None:
     """In double precision, with batch norm in train mode, for changing numbers of clients and of examples."""
     module = models.build("convnet:width=4", SAMPLES.domain, seed=0).double().cuda()
-    model, training = Functional(module, train_mode=True), module.train()
+    model = Functional(module, train_mode=True)
     params, buffers = detached(model.params), detached(dict(module.named_buffers()))
-    gradient, statistics, lanes = Gradient(model, cross_entropy), StatisticsAfter(training), Lanes()
+    gradient, statistics, graphs = Gradient(model, cross_entropy), StatisticsAfter(module), ClientGraphs()
     for turn in range(6):
-        works: list[Wanted[object]] = []
+        requests: list[Request[object]] = []
         for client in range(4 - turn % 2):
             batch = SAMPLES.batch(range(turn + client, turn + client + 8 + client // 2)).to("cuda")
             own, inputs = scaled(params, 1 + 0.1 * client), batch.inputs.double()
-            works += [Wanted(gradient, (own, {}, inputs, batch.labels)), Wanted(statistics, (own, buffers, inputs))]
-        for found, work in zip(lanes(works), works, strict=True):
-            torch.testing.assert_close(found, work.alone(), rtol=1e-8, atol=1e-10)
+            requests.append(Request(gradient, (own, {}, inputs, batch.labels)))
+            requests.append(Request(statistics, (own, buffers, inputs)))
+        for found, request in zip(graphs(requests), requests, strict=True):
+            torch.testing.assert_close(found, request.evaluate(), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd"])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.data import dirichlet, iid, shards
+from gradveil.federated.partition import dirichlet, iid, shards
 
 Partition = Callable[[Tensor, int, torch.Generator], list[Tensor]]
 
@@ -25,7 +25,7 @@ KINDS: dict[str, Partition] = {
     "dirichlet 1": partial(dirichlet, alpha=1.0, minimum=0),
     "dirichlet 0.1 equal": partial(dirichlet, alpha=0.1, equal=True),
     "dirichlet 100": partial(dirichlet, alpha=100.0, minimum=2),
-    "shards 1": partial(shards, per_client=1),
+    "shards 1": partial(shards, each=1),
     "shards 2": shards,
 }
 
@@ -137,7 +137,7 @@ def test_the_split_of_published_results_stays() -> None:
 
 def test_shards_give_each_client_few_labels() -> None:
     labels = torch.randperm(10_000, generator=rng(1)) % 10
-    parts = shards(labels, 50, rng(), per_client=2)
+    parts = shards(labels, 50, rng(), each=2)
     counts = label_counts(labels, parts, 10)
     assert (counts > 0).sum(1).max() <= 2
     assert {len(part) for part in parts} == {200}
@@ -150,7 +150,7 @@ def test_shards_give_each_client_few_labels() -> None:
         (lambda: iid(torch.zeros(3), 4, rng()), "3 examples are too few for 4 clients"),
         (lambda: iid(torch.zeros(3), 0, rng()), "at least one client, not 0"),
         (lambda: shards(torch.zeros(7), 4, rng()), "7 examples are too few for 4 clients with at least 2 each"),
-        (lambda: shards(torch.zeros(7), 4, rng(), per_client=0), "at least one shard"),
+        (lambda: shards(torch.zeros(7), 4, rng(), each=0), "at least one shard"),
         (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=0.0), "alpha must be above 0"),
         (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=float("nan")), "alpha must be above 0"),
         (lambda: dirichlet(torch.zeros(7), 4, rng(), alpha=float("inf")), r"at most 1e\+09, not inf; .* use iid"),
