@@ -12,8 +12,8 @@ import torch
 
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Plan, bound
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.search import Adam, Found
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.search import Adam, Found
 from gradveil.bench.throughput import observations
 from gradveil.bench.timing import CIFAR
 from gradveil.core.progress import SILENT

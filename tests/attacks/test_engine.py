@@ -12,8 +12,8 @@ import torch
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Given, Plan, bound, plan_for, ways_of
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.search import Adam
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.search import Adam
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT
 from gradveil.core.trees import moved

@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.latent import Codes, into_l1_ball
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.population import Evolution
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.population import Evolution
 from gradveil.attacks.turbo import TuRBO
 from gradveil.auditing import make_case, run_case
 from gradveil.core.errors import GradveilError

@@ -14,7 +14,7 @@ from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructi
 from gradveil.attacks.identification import path, perpendicular, together
 from gradveil.attacks.identification.path import straight
 from gradveil.attacks.identification.updates import updates_for
-from gradveil.attacks.objectives import Marks
+from gradveil.attacks.parts.objectives import Marks
 from gradveil.auditing import Case, run_case
 from gradveil.auditing.ranks import ranked
 from gradveil.client import Client

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from gradveil.attacks.lbfgs import LBFGS
-from gradveil.attacks.search import Found
+from gradveil.attacks.parts.lbfgs import LBFGS
+from gradveil.attacks.parts.search import Found
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
 from gradveil.core.types import Params

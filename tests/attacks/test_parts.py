@@ -7,11 +7,11 @@ import torch
 from torch.func import grad_and_value, vmap
 
 from exchanges import SAMPLES, observed, private_batches
-from gradveil.attacks.labels import infer_labels
-from gradveil.attacks.objectives import Cosine, Objective, Squared
-from gradveil.attacks.priors import Pixels
+from gradveil.attacks.parts.labels import infer_labels
+from gradveil.attacks.parts.objectives import Cosine, Objective, Squared
+from gradveil.attacks.parts.priors import Pixels
+from gradveil.attacks.parts.search import SGD, Adam
 from gradveil.attacks.regularisers import total_variation
-from gradveil.attacks.search import SGD, Adam
 from gradveil.client.local import cross_entropy, local_update
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator

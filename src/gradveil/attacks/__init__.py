@@ -6,7 +6,7 @@ from gradveil.attacks import (  # noqa: F401  (each registers its own)
     generative,
     identification,
     informed,
-    presets,
+    pixels,
 )
 from gradveil.attacks.base import ATTACKS, BUDGETS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.storage import load_reconstructions, save_reconstructions

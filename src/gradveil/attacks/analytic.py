@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
-from gradveil.attacks.explain import explained
-from gradveil.attacks.labels import infer_labels
+from gradveil.attacks.parts.labels import infer_labels
+from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.types import Domain

@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks.explain import as_gradient
+from gradveil.attacks.parts.updates import as_gradient
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry

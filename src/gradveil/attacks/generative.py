@@ -11,15 +11,15 @@ from torch.func import vmap
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget
 from gradveil.attacks.engine import Precision, Strategy
-from gradveil.attacks.explain import Explanation
 from gradveil.attacks.latent import CodeCost, Codes, Features, OwnWeights, fitting
-from gradveil.attacks.matching import Matching, Phase
-from gradveil.attacks.objectives import Cosine, Marks, Objective, Squared
 from gradveil.attacks.outcome import Outcome
-from gradveil.attacks.population import Evolution, PopulationSearch
-from gradveil.attacks.priors import Prior
+from gradveil.attacks.parts.matching import Matching, Phase
+from gradveil.attacks.parts.objectives import Cosine, Marks, Objective, Squared
+from gradveil.attacks.parts.population import Evolution, PopulationSearch
+from gradveil.attacks.parts.priors import Prior
+from gradveil.attacks.parts.search import Adam, Search
+from gradveil.attacks.parts.updates import Explanation
 from gradveil.attacks.regularisers import energy, total_variation
-from gradveil.attacks.search import Adam, Search
 from gradveil.attacks.turbo import TuRBO
 from gradveil.core.errors import GradveilError
 from gradveil.generators import Generator, build

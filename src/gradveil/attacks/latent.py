@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from gradveil.attacks.engine import Given
-from gradveil.attacks.priors import gaussian
+from gradveil.attacks.parts.priors import gaussian
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Domain, Params
 from gradveil.generators import Generator

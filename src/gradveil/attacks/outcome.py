@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.attacks.engine import Given
-from gradveil.attacks.priors import Prior
-from gradveil.attacks.search import Found
+from gradveil.attacks.parts.priors import Prior
+from gradveil.attacks.parts.search import Found
 
 
 @dataclass(frozen=True)

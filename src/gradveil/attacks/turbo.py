@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.engine import Evaluate
-from gradveil.attacks.population import Kept, PopulationSearch
-from gradveil.attacks.search import Found
+from gradveil.attacks.parts.population import Kept, PopulationSearch
+from gradveil.attacks.parts.search import Found
 from gradveil.core.errors import NotAvailableError
 from gradveil.core.progress import Task
 from gradveil.core.seeding import generator

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.population import PopulationSearch
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.population import PopulationSearch
 from gradveil.bench.throughput import observations
 from gradveil.bench.timing import CIFAR, seconds
 from gradveil.core.progress import SILENT

@@ -10,8 +10,8 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.search import Adam, Search
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.search import Adam, Search
 from gradveil.bench.timing import CIFAR, seconds
 from gradveil.client import Client, cross_entropy
 from gradveil.core.errors import GradveilError

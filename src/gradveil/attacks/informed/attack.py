@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import Precision, Strategy
-from gradveil.attacks.explain import Explanation
 from gradveil.attacks.informed.moves import counter_for
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.presets import ig
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.updates import Explanation
+from gradveil.attacks.pixels import ig
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.threat.model import Knowledge

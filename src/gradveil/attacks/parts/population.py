@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from gradveil.attacks.engine import Evaluate
-from gradveil.attacks.search import TRACED, Found
+from gradveil.attacks.parts.search import TRACED, Found
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.progress import Task
 from gradveil.core.types import Params

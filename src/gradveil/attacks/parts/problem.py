@@ -12,9 +12,9 @@ from torch.func import grad, grad_and_value, jvp, vmap
 
 from gradveil import joint
 from gradveil.attacks.engine import Batched, Given, Single
-from gradveil.attacks.explain import between
-from gradveil.attacks.objectives import Objective, OfMoments
-from gradveil.attacks.priors import Prior
+from gradveil.attacks.parts.objectives import Objective, OfMoments
+from gradveil.attacks.parts.priors import Prior
+from gradveil.attacks.parts.updates import between
 from gradveil.client.local import local_update
 from gradveil.core.trees import add, map_each
 from gradveil.core.types import Loss, Params, Recipe

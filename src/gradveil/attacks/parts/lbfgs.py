@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.engine import Evaluate
-from gradveil.attacks.search import TRACED, Best, Found, Fresh, Project
+from gradveil.attacks.parts.search import TRACED, Best, Found, Fresh, Project
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Task
 from gradveil.core.types import Params

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from gradveil.attacks.explain import counts, local_steps
+from gradveil.attacks.parts.updates import counts, local_steps
 from gradveil.attacks.relabel import try_out
 from gradveil.core.seeding import generator
 from gradveil.models import classifier, representation

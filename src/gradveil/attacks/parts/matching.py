@@ -34,15 +34,15 @@ from gradveil.attacks.engine import (
     ways_of,
 )
 from gradveil.attacks.eot import Averaged
-from gradveil.attacks.explain import Explanation, explained, local_steps
-from gradveil.attacks.labels import infer_labels
-from gradveil.attacks.objectives import Objective
 from gradveil.attacks.outcome import Outcome, Pictures, better, pictures_of
-from gradveil.attacks.population import PopulationSearch, for_population
-from gradveil.attacks.priors import Pixels, Prior
-from gradveil.attacks.problem import Problem
+from gradveil.attacks.parts.labels import infer_labels
+from gradveil.attacks.parts.objectives import Objective
+from gradveil.attacks.parts.population import PopulationSearch, for_population
+from gradveil.attacks.parts.priors import Pixels, Prior
+from gradveil.attacks.parts.problem import Problem
+from gradveil.attacks.parts.search import Found, Search
+from gradveil.attacks.parts.updates import Explanation, explained, local_steps
 from gradveil.attacks.regularisers import Regulariser
-from gradveil.attacks.search import Found, Search
 from gradveil.attacks.statistics import StatisticsPrior
 from gradveil.client.local import mini_batches
 from gradveil.core.progress import Progress, Task

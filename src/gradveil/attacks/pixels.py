@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget
 from gradveil.attacks.engine import Precision, Strategy
-from gradveil.attacks.explain import Explanation
-from gradveil.attacks.lbfgs import LBFGS
-from gradveil.attacks.matching import Matching, over_pixels
-from gradveil.attacks.objectives import Cosine, Squared
+from gradveil.attacks.parts.lbfgs import LBFGS
+from gradveil.attacks.parts.matching import Matching, over_pixels
+from gradveil.attacks.parts.objectives import Cosine, Squared
+from gradveil.attacks.parts.search import Adam
+from gradveil.attacks.parts.updates import Explanation
 from gradveil.attacks.regularisers import energy, total_variation
-from gradveil.attacks.search import Adam
 
 
 @ATTACKS.register("dlg")
