@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import math
@@ -69,7 +70,8 @@ class Registry(Generic[T]):
         """A spec as its name and checked options."""
         name, raw = split_spec(spec)
         factory, known = self.get(name), self.options(name)
-        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+        fields = dataclasses.is_dataclass(factory)  # theirs are resolved where each was declared
+        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) and not fields else factory)
         options = {}
         for key, text in raw.items():
             if key not in known:

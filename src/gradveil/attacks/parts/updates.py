@@ -1,4 +1,4 @@
-"""How an update of several local steps is explained: simulate them all, or pretend that it was one gradient."""
+"""What an update of several local steps is taken for: all steps simulated, or one gradient."""
 
 from __future__ import annotations
 
@@ -32,42 +32,46 @@ def local_steps(one: Observation) -> int | None:
     return None if one.recipe is None else len(list(mini_batches(one.batch_size or 1, one.recipe)))
 
 
+def gradient_scale(one: Observation) -> float:
+    """How many mean gradients a reply adds up to: learning rates times steps where it is a difference of parameters."""
+    if one.kind == "gradient" or one.recipe is None:
+        return 1.0
+    return one.recipe.lr * sum(counts(one.recipe, local_steps(one) or 1))
+
+
 def as_gradient(one: Observation) -> Observation:
     """What a client sent after one known local step, as the gradient of that step; anything else as it is."""
-    recipe, size = one.recipe, one.batch_size
-    if one.kind == "gradient" or recipe is None or size is None or recipe.weight_decay:
+    recipe = one.recipe
+    if one.kind == "gradient" or recipe is None or one.batch_size is None or recipe.weight_decay:
         return one
-    if len(list(mini_batches(size, recipe))) > 1:
+    if local_steps(one) != 1:
         return one
-    return replace(
-        one,
-        reply=scaled(one.reply, -1 / recipe.lr),
-        kind="gradient",
-        recipe=Recipe(lr=recipe.lr, train_mode=recipe.train_mode),
-        earlier=tuple(map(as_gradient, one.earlier)),
-    )
+    earlier = tuple(map(as_gradient, one.earlier))
+    return replace(_one_gradient(one, recipe.lr, recipe), earlier=earlier)
 
 
 def explained(one: Observation, explanation: Explanation) -> Observation:
-    """The observation as the attack will treat it: a gradient stays as it is."""
-    if one.kind == "gradient":
+    """The observation as the attack will treat it. A gradient stays as it is.
+
+    So does one step under ``surrogate``: it was taken at the broadcast, and nothing lies between.
+    """
+    if one.kind == "gradient" or (explanation == "surrogate" and local_steps(one) == 1):
         return one
-    if explanation == "simulated":
-        if one.recipe is None:
-            raise GradveilError(
-                "simulating a local run needs its recipe, which this threat lacks: use threat C, or match=averaged"
-            )
-        return one
-    recipe = one.recipe or Recipe(sends="delta", lr=1.0)
-    length = recipe.lr * sum(counts(recipe, local_steps(one) or 1))
-    return replace(
-        one,
-        reply=scaled(one.reply, -1 / length),
-        kind="gradient",
-        recipe=Recipe(lr=length, train_mode=recipe.train_mode),
-    )
+    if explanation != "simulated":
+        return _one_gradient(one, gradient_scale(one), one.recipe or Recipe())
+    if one.recipe is None:
+        raise GradveilError(
+            "simulating a local run needs its recipe, which this threat lacks: use threat C, or match=averaged"
+        )
+    return one
 
 
-def between(sent: Params, gradient: Params, length: float, mix: Tensor) -> Params:
-    """The parameters a share ``mix`` of the way from the first to the last: sent - mix * length * gradient."""
-    return {name: tensor - mix * length * gradient[name] for name, tensor in sent.items()}
+def between(sent: Params, gradient: Params, reach: float, mix: Tensor) -> Params:
+    """The parameters a share ``mix`` of the way from the first to the last: sent - mix * reach * gradient."""
+    return {name: tensor - mix * reach * gradient[name] for name, tensor in sent.items()}
+
+
+def _one_gradient(one: Observation, reach: float, recipe: Recipe) -> Observation:
+    """A difference of parameters as one gradient, with which one step reaches as far."""
+    recipe = Recipe(lr=reach, train_mode=recipe.train_mode)
+    return replace(one, reply=scaled(one.reply, -1 / reach), kind="gradient", recipe=recipe)
