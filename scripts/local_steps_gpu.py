@@ -16,7 +16,7 @@ import torch
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Evaluate, Plan, bound
-from gradveil.attacks.matching import Matching
+from gradveil.attacks.parts.matching import Matching
 from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved

@@ -12,8 +12,8 @@ import torch
 
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Plan, bound
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.search import Adam, Found
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.search import Adam, Found, Problems
 from gradveil.bench.throughput import observations
 from gradveil.bench.timing import CIFAR
 from gradveil.core.progress import SILENT
@@ -25,7 +25,7 @@ def walked(attack: Matching, model: str) -> dict[str, Found]:
     """The same twenty steps by every way there is, with and without a CUDA graph."""
     seen = observations(model, CIFAR, PROBLEMS, "cuda")
     ways, starts, given = attack.problems(seen, list(range(PROBLEMS)))
-    project = attack.prepare(seen, list(range(PROBLEMS))).prior.project
+    project = attack.prepare(seen, list(range(PROBLEMS))).project
     found = {}
     for name, way in ways.items():
         if name.startswith("compiled") and not model.startswith("lenet"):
@@ -35,7 +35,7 @@ def walked(attack: Matching, model: str) -> dict[str, Found]:
             with SILENT.task("", None) as task:
                 search = Adam(iterations=STEPS, lr=0.01)
                 found[f"{name}{', CUDA graph' if graph else ''}"] = search.run(
-                    evaluate, starts, project, task, lambda _: starts
+                    Problems(evaluate, starts, project), task
                 )
     return found
 

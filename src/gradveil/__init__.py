@@ -4,6 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradveil import attacks as attacks
+    from gradveil import defenses as defenses
     from gradveil.auditing.own import audit as audit
     from gradveil.client.guard import Guard as Guard
     from gradveil.client.guard import protect as protect
@@ -20,10 +22,13 @@ _WHERE = {
     "defend_update": "gradveil.client.updates",
     "protect": "gradveil.client.guard",
 }
+_ROOMS = ("attacks", "defenses")
 
 
 def __getattr__(name: str) -> Any:
     """Loads the public names when first asked for: `import gradveil` alone stays light, without torch."""
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

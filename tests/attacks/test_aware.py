@@ -10,7 +10,7 @@ from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.aware import UNBOUNDED, as_defended, clip_bound, cut_tensors, estimated, noise_level, trusts
 from gradveil.attacks.eot import Averaged
-from gradveil.attacks.objectives import Cosine
+from gradveil.attacks.parts.objectives import Cosine
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import add
 from gradveil.metrics import psnr

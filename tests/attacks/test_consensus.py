@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradveil.attacks.consensus import pulled_together
+from gradveil.attacks.parts.matching import with_group_consistency
 from gradveil.core.types import Params
 
 UPDATES, RESTARTS = 3, 4
@@ -22,11 +22,11 @@ def test_the_cost_is_the_mean_squared_distance_to_the_mean_of_an_updates_restart
     cost = 0.5 * (pixels - means).square().flatten(1).mean(dim=1)
     (pull,) = torch.autograd.grad(cost.sum(), pixels)
     point = {"pixels": pixels.detach()}
-    slopes, values = pulled_together(brightness, RESTARTS, 0.5)(point)
+    slopes, values = with_group_consistency(brightness, RESTARTS, 0.5)(point)
     torch.testing.assert_close(values, brightness(point)[1] + cost.detach())
     torch.testing.assert_close(slopes["pixels"], 1 + pull)
 
 
 def test_one_restart_or_no_weight_has_nothing_to_pull() -> None:
-    assert pulled_together(brightness, 1, 0.5) is brightness
-    assert pulled_together(brightness, RESTARTS, 0.0) is brightness
+    assert with_group_consistency(brightness, 1, 0.5) is brightness
+    assert with_group_consistency(brightness, RESTARTS, 0.0) is brightness

@@ -12,8 +12,8 @@ import torch
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Given, Plan, bound, plan_for, ways_of
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.search import Adam
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.search import Adam, Problems
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT
 from gradveil.core.trees import moved
@@ -44,12 +44,12 @@ def test_every_way_gives_the_same_trajectory(model: str, attack: str) -> None:
     ways, starts, given = chosen.problems(seen, [0, 1])
     ways = {name: way for name, way in ways.items() if not name.startswith("compiled")}
     assert {"joint", "vmap forward", "vmap reverse", "loop forward", "loop reverse"} == ways.keys()
-    search, project, found = Adam(iterations=10, lr=0.01), chosen.prior(seen[0], None).project, {}
+    search, project, found = Adam(iterations=10, lr=0.01), chosen.phases[0].prior(seen[0], None).project, {}
     for name, way in ways.items():
         for chunk in (1,) if name.startswith("loop") else (3, 4):
             evaluate = bound(Plan(name, chunk), way, starts, given)
             with SILENT.task("", None) as task:
-                found[name, chunk] = search.run(evaluate, starts, project, task, lambda _: starts)
+                found[name, chunk] = search.run(Problems(evaluate, starts, project), task)
     first = found["loop reverse", 1]
     for other in found.values():
         torch.testing.assert_close(other.trace, first.trace, atol=1e-6, rtol=1e-6)

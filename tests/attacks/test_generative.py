@@ -11,10 +11,10 @@ from scipy.optimize import minimize
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.latent import Codes, into_l1_ball
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.population import Evolution
-from gradveil.attacks.turbo import TuRBO
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.population import Evolution, TuRBO
+from gradveil.attacks.parts.priors import Codes, into_l1_ball
+from gradveil.attacks.parts.search import Problems
 from gradveil.auditing import make_case, run_case
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT
@@ -79,10 +79,11 @@ def test_what_does_not_go_together_is_refused(spec: str, words: str) -> None:
 def test_turbo_reaches_the_edge_of_its_box() -> None:
     attack = ATTACKS.build("ggl:optimizer=turbo", Budget(1, 4))
     assert isinstance(attack, Matching)
-    assert isinstance(attack.search, TuRBO)
-    prior = attack.prior(observed(private_batches(1))[0], None)
+    (phase,) = attack.phases
+    assert isinstance(phase.search, TuRBO)
+    prior = phase.prior(observed(private_batches(1))[0], None)
     assert isinstance(prior, Codes)
-    edge = torch.full((1, prior.generator.latent), attack.search.box)
+    edge = torch.full((1, prior.generator.latent), phase.search.box)
     assert torch.equal(prior.code({"code": edge}), edge)
 
 
@@ -101,7 +102,8 @@ def test_evolution_minimises_what_it_is_given() -> None:
         return {}, away.square().sum(dim=(2, 3)).flatten()
 
     with SILENT.task("", None) as task:
-        found = Evolution(iterations=60, together=12).run(evaluate, {"code": torch.zeros(4, 1, 6)}, [1, 2, 3, 4], task)
+        spheres = Problems(evaluate, {"code": torch.zeros(4, 1, 6)}, seeds=[1, 2, 3, 4])
+        found = Evolution(iterations=60, population=12).run(spheres, task)
     assert found.objectives.max() < 1e-4
     torch.testing.assert_close(found.unknowns["code"], centers, atol=0.02, rtol=0)
 

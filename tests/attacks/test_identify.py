@@ -14,7 +14,7 @@ from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructi
 from gradveil.attacks.identification import path, perpendicular, together
 from gradveil.attacks.identification.path import straight
 from gradveil.attacks.identification.updates import updates_for
-from gradveil.attacks.objectives import Marks
+from gradveil.attacks.parts.objectives import OrthogonalObjective
 from gradveil.auditing import Case, run_case
 from gradveil.auditing.ranks import ranked
 from gradveil.client import SimulatedClient
@@ -313,7 +313,8 @@ def test_the_private_image_has_the_least_marks_of_all() -> None:
     (one,) = observed(private_batches(1), model="lenet", defense="censor", threat="D")
     batch = SAMPLES.batch(range(10))
     updates = updates_for(one)(batch.inputs, batch.labels)
-    objective, reply = Marks(), {name: tensor.expand(10, *tensor.shape) for name, tensor in one.reply.items()}
+    objective = OrthogonalObjective()
+    reply = {name: tensor.expand(10, *tensor.shape) for name, tensor in one.reply.items()}
     slopes, values = objective.slopes(updates, reply)
     assert values.argmin() == 0
     assert values[0] < 1e-6 < values[1:].min()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from gradveil.attacks.lbfgs import LBFGS
-from gradveil.attacks.search import Found
+from gradveil.attacks.parts.lbfgs import LBFGS
+from gradveil.attacks.parts.search import Found, Problems
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
 from gradveil.core.types import Params
@@ -11,7 +11,9 @@ from gradveil.core.types import Params
 
 def run(search: LBFGS, evaluate, start: torch.Tensor, fresh: torch.Tensor | None = None) -> Found:  # type: ignore[no-untyped-def]
     with SILENT.task("", None) as task:
-        return search.run(evaluate, {"x": start}, lambda p: p, task, lambda _: {"x": start if fresh is None else fresh})
+        return search.run(
+            Problems(evaluate, {"x": start}, fresh=lambda _: {"x": start if fresh is None else fresh}), task
+        )
 
 
 def bowls(count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +97,7 @@ def test_the_lives_of_a_problem_are_the_same_alone_and_in_company() -> None:
 
         search = LBFGS(iterations=150, history=10, patience=10)
         with SILENT.task("", None) as task:
-            return search.run(evaluate, fresh(0), lambda point: point, task, fresh)
+            return search.run(Problems(evaluate, fresh(0), fresh=fresh), task)
 
     together = found([1, 2, 3])
     for i, seed in enumerate([1, 2, 3]):
@@ -112,5 +114,5 @@ def test_an_unknown_that_is_one_number_is_searched_too() -> None:
 
     start = {"x": torch.zeros(2, 3), "mix": torch.zeros(2)}
     with SILENT.task("", None) as task:
-        found = LBFGS(iterations=20).run(evaluate, start, lambda point: point, task, lambda _: start)
+        found = LBFGS(iterations=20).run(Problems(evaluate, start), task)
     torch.testing.assert_close(found.unknowns["mix"], torch.ones(2), atol=1e-3, rtol=0)

@@ -12,7 +12,7 @@ from exchanges import SAMPLES, observed, private_batches
 from gradveil import joint, models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Batched
-from gradveil.attacks.matching import Matching
+from gradveil.attacks.parts.matching import Matching
 from gradveil.core.types import Recipe
 from gradveil.joint import SharedNetwork, UnsupportedError, moments
 

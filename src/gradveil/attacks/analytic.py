@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
-from gradveil.attacks.explain import explained
-from gradveil.attacks.labels import infer_labels
+from gradveil.attacks.base import ATTACKS, Attack, Reconstruction
+from gradveil.attacks.parts.labels import infer_labels
+from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.types import Domain
@@ -22,9 +22,13 @@ from gradveil.models import Fronted, Normalize, first_layer
 from gradveil.threat.observation import Observation
 
 
-@dataclass(frozen=True)
+@ATTACKS.register("analytic")
+@dataclass(frozen=True, kw_only=True)
 class Analytic(Attack):
-    """The quotient of weight and bias gradient, from the rows that the batch drives most."""
+    """Closed form: the input off a fully connected first layer, exact for one example.
+
+    The quotient of weight and bias gradient, from the rows that the batch drives most.
+    """
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
         seen = [explained(one, "averaged") for one in seen]
@@ -39,19 +43,10 @@ class Analytic(Attack):
         rows = bias.abs().topk(size, dim=1).indices
         driven = bias.gather(1, rows)
         inputs = readout(weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2])), driven, seen[0])
-        labels = infer_labels(seen, size)
+        inputs, labels = inputs.nan_to_num(0.5).clamp(0, 1), infer_labels(seen, size)
         return [
-            Reconstruction(
-                inputs=inputs[i].nan_to_num(0.5).clamp(0, 1).cpu(),
-                labels=labels[i].cpu(),
-                objective=0.0 if bool((driven[i] != 0).all()) else float("inf"),
-                objectives=(0.0,),
-                steps=(0,),
-                trace=(0.0,),
-                stopped="converged" if bool((driven[i] != 0).all()) else "diverged",
-                strategy="closed form",
-            )
-            for i in range(len(seen))
+            Reconstruction.closed_form(x, y, 0.0 if read else float("inf"), stopped="converged" if read else "diverged")
+            for x, y, read in zip(inputs, labels, (driven != 0).all(dim=1).tolist(), strict=True)
         ]
 
 
@@ -70,7 +65,7 @@ def readable_layer(module: nn.Module, domain: Domain, attack: str) -> str:
 
 def readout(weight: Tensor, bias: Tensor, one: Observation) -> Tensor:
     """Gradients of rows [..., features] over those of their biases [...] as inputs [..., C, H, W]; NaN where idle."""
-    quotient = weight / _nonzero(bias).unsqueeze(-1)
+    quotient = weight / torch.where(bias == 0, torch.nan, bias).unsqueeze(-1)
     inputs: Tensor = quotient.unflatten(-1, one.domain.shape)  # type: ignore[no-untyped-call]
     scaling = normalization(one.module)
     return inputs if scaling is None else inputs * scaling.std.to(inputs.device) + scaling.mean.to(inputs.device)
@@ -81,13 +76,3 @@ def normalization(module: nn.Module) -> Normalize | None:
     if isinstance(module, Fronted):  # the model normalises what the front passes on
         return None
     return next((layer for layer in module.modules() if isinstance(layer, Normalize)), None)
-
-
-def _nonzero(values: Tensor) -> Tensor:
-    return torch.where(values == 0, torch.full_like(values, torch.nan), values)
-
-
-@ATTACKS.register("analytic")
-def analytic(budget: Budget) -> Attack:  # noqa: ARG001
-    """Closed form: the input off a fully connected first layer, exact for one example."""
-    return Analytic()

@@ -1,22 +1,30 @@
-"""What an attack is: many observations in, one reconstruction each out. It never sees, and cannot name, the truth."""
+"""What an attack is: many observations in, one reconstruction each out. It never sees, and cannot name, the truth.
+
+Reconstructions on disk: one file holds those of one attack, in the order of what it saw.
+"""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from pathlib import Path
+from typing import Any, ClassVar, Self, final, overload
 
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks.explain import as_gradient
-from gradveil.core.errors import GradveilError
+from gradveil.attacks.parts.updates import as_gradient
+from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry
+from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.types import Batch, Domain, Params
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
+
+_KIND = "reconstruction"
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,14 @@ class Reconstruction:
     """The name of the data set that was chosen from, where the attack chose."""
     scores: Tensor | None = None
     """[m]: how badly each of those candidates explains the update, in the order of the data set; lower is better."""
+
+    @classmethod
+    def closed_form(
+        cls, inputs: Tensor, labels: Tensor, objective: float, *, stopped: str = "converged", **more: Any
+    ) -> Self:
+        """What was computed without a search: one value of the objective, no steps. ``more`` are other fields."""
+        facts = {"strategy": "closed form"} | more
+        return cls(inputs.cpu(), labels.cpu(), objective, (objective,), (0,), (objective,), stopped, **facts)
 
 
 @dataclass(frozen=True)
@@ -118,16 +134,47 @@ class Attack(ABC):
         """
         return None
 
+    @overload
+    def __call__(
+        self, seen: Observation, *, seeds: Sequence[int] | None = ..., progress: Progress = ...
+    ) -> Reconstruction: ...
+
+    @overload
+    def __call__(
+        self, seen: Sequence[Observation], *, seeds: Sequence[int] | None = ..., progress: Progress = ...
+    ) -> list[Reconstruction]: ...
+
     @final
     def __call__(
-        self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress = SILENT
-    ) -> list[Reconstruction]:
-        """Attack each observation; ``seeds[i]`` alone decides the random draws for ``seen[i]``."""
+        self,
+        seen: Observation | Sequence[Observation],
+        *,
+        seeds: Sequence[int] | None = None,
+        progress: Progress = SILENT,
+    ) -> Reconstruction | list[Reconstruction]:
+        """Attack one observation, or each of several; ``seeds[i]`` alone decides the random draws for ``seen[i]``.
+
+        Args:
+            seen: What the adversary saw. Observations that share a model and a broadcast are attacked together.
+            seeds: As many as there are observations; by default 0, 1 and so on.
+            progress: Where the attack reports how far it is.
+
+        Returns:
+            One reconstruction, or a list of as many as there are observations.
+        """
+        if isinstance(seen, Observation):
+            return self([seen], seeds=seeds, progress=progress)[0]
+        seeds = range(len(seen)) if seeds is None else seeds
         if len(seen) != len(seeds):
             raise GradveilError(f"{len(seen)} observations need as many seeds, not {len(seeds)}")
         seen = [as_gradient(one) for one in seen]
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for i, one in enumerate(seen):
+            sent = None if self.across_broadcasts else id(one.sent)
+            key = (self.kind_of(one), sent, id(one.module), one.kind, one.batch_size, one.recipe)
+            alike.setdefault(key, []).append(i)
         found: dict[int, Reconstruction] = {}
-        for members in _alike(seen, self):
+        for members in alike.values():
             group = self.run([seen[i] for i in members], seeds=[seeds[i] for i in members], progress=progress)
             found.update(zip(members, group, strict=True))
         for i, one in enumerate(seen):
@@ -143,17 +190,18 @@ class Attack(ABC):
         return None
 
 
-ATTACKS: Registry[Attack] = Registry("attack")
+class AttackRegistry(Registry[Attack]):
+    """Attacks by name. A registered attack is a class or a function whose keyword-only arguments are its options."""
+
+    def build(self, spec: str, *context: Any) -> Attack:
+        """The attack of a spec. A budget, if given, goes to attacks that take a ``budget``."""
+        name, options = self.parse(spec)
+        factory = self.get(name)
+        takes = any(parameter.strip("_") == "budget" for parameter in inspect.signature(factory).parameters)
+        return factory(*(context or [BUDGETS["standard"]]), **options) if takes else factory(**options)
 
 
-def _alike(seen: Sequence[Observation], attack: Attack) -> list[list[int]]:
-    """Positions of observations that can be attacked together: the same kind, model and private shapes."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for i, one in enumerate(seen):
-        sent = None if attack.across_broadcasts else id(one.sent)
-        key = (attack.kind_of(one), sent, id(one.module), one.kind, one.batch_size, one.recipe)
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
+ATTACKS = AttackRegistry("attack")
 
 
 def _verify(found: Reconstruction, seen: Observation) -> None:
@@ -165,3 +213,55 @@ def _verify(found: Reconstruction, seen: Observation) -> None:
         raise GradveilError("the attack returned pixels outside [0, 1]")
     if int(found.labels.min()) < 0 or int(found.labels.max()) >= seen.domain.classes:
         raise GradveilError("the attack returned a label that is no class")
+
+
+def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> None:
+    """Inputs [n, C, H, W] and labels [n] of all batches one after the other, scores of candidates [batches, m].
+
+    Everything else is in the header, with None for infinities, which JSON lacks.
+    """
+    tensors = {"inputs": torch.cat([f.inputs for f in found]), "labels": torch.cat([f.labels for f in found])}
+    scores = [f.scores for f in found if f.scores is not None]
+    if scores:
+        tensors["scores"] = torch.stack(scores)
+    facts = [
+        {key: value for key, value in vars(f).items() if key not in ("inputs", "labels", "scores")}
+        | {"objective": finite_or_none(f.objective)}
+        | {key: [finite_or_none(value) for value in getattr(f, key)] for key in ("objectives", "trace")}
+        for f in found
+    ]
+    write_tensors(path, _KIND, tensors, {"sizes": [len(f.inputs) for f in found], "facts": facts})
+
+
+def load_reconstructions(path: Path) -> list[Reconstruction]:
+    """The reconstructions of a file, checked."""
+
+    def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        sizes = meta.get("sizes")
+        whole = isinstance(sizes, list) and all(type(size) is int and size >= 1 for size in sizes)
+        inputs, scores = shapes.get("inputs", ()), shapes.get("scores")
+        good = whole and len(inputs) == 4 and shapes.get("labels") == (sum(sizes or []),) == inputs[:1]
+        good = good and (scores is None or (len(scores), scores[0]) == (2, len(sizes or [])))
+        if not good or not isinstance(meta.get("facts"), list):
+            raise BadFileError(f"{path} does not hold as many pictures and labels as its header says")
+
+    def number(value: float | None) -> float:
+        return float("inf") if value is None else float(value)
+
+    tensors, meta = read_tensors(path, _KIND, check=check)
+    inputs, labels = torch.split(tensors["inputs"], meta["sizes"]), torch.split(tensors["labels"], meta["sizes"])
+    scores = tensors.get("scores", [None] * len(meta["sizes"]))
+    found = []
+    try:
+        for x, y, each, fact in zip(inputs, labels, scores, meta["facts"], strict=True):
+            lists = {key: tuple(map(number, fact[key])) for key in ("objectives", "trace")}
+            facts = {**fact, **lists, "objective": number(fact["objective"]), "steps": tuple(fact["steps"])}
+            found.append(Reconstruction(inputs=x, labels=y, scores=each, **facts))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise BadFileError(f"{path}: its header is impossible: {error!r}") from None
+    return found
+
+
+def finite_or_none(value: float) -> float | None:
+    """The value, or None for NaN and infinity."""
+    return value if -float("inf") < value < float("inf") else None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradveil.attacks import ATTACKS, Reconstruction
+from gradveil.attacks import ATTACKS, Reconstruction, finite_or_none
 from gradveil.attacks.informed import answers
-from gradveil.attacks.storage import finite_or_none
 from gradveil.auditing.flags import PRIOR_ONLY
 from gradveil.client import running_statistics
 from gradveil.threat import Observation, threat_model

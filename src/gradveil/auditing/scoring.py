@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks import Reconstruction
-from gradveil.attacks.storage import finite_or_none
+from gradveil.attacks import Reconstruction, finite_or_none
 from gradveil.auditing.exchange import Private
 from gradveil.core.errors import BadFileError, GradveilError, NotAvailableError
 from gradveil.core.progress import SILENT, Progress

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.population import PopulationSearch
+from gradveil.attacks.parts.matching import Matching
 from gradveil.bench.throughput import observations
 from gradveil.bench.timing import CIFAR, seconds
 from gradveil.core.progress import SILENT
@@ -40,22 +38,18 @@ def generation(
 
 
 def _attack(spec: str, rounds: int) -> Matching:
-    attack = ATTACKS.build(spec, Budget(1, rounds))
+    attack = ATTACKS.build(f"{spec},iterations={rounds}", Budget(1, rounds))
     assert isinstance(attack, Matching)
-    return replace(attack, search=replace(attack.search, iterations=rounds))  # type: ignore[type-var]
+    return attack
 
 
 def _seconds_a_round(attack: Matching, seen: list[Observation], rounds: int, device: str) -> float:
     """Of the search alone, after one that warms up: what is prepared once for all rounds is left out."""
-    seeds = list(range(len(seen)))
-    ready = attack.prepare(seen, seeds)
+    ready = attack.prepare(seen, list(range(len(seen))))
 
     def walk() -> None:
         with SILENT.task("", None) as task:
-            if isinstance(attack.search, PopulationSearch):
-                attack.search.run(ready.evaluate, ready.starts, seeds, task)
-            else:
-                attack.search.run(ready.evaluate, ready.starts, ready.prior.project, task, lambda _: ready.starts)
+            attack.phases[0].search.run(ready, task)
 
     walk()
     return seconds(walk, device) / rounds

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.search import Adam, Search
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.search import Adam, Search
 from gradveil.bench.timing import CIFAR, seconds
 from gradveil.client import SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
@@ -29,7 +28,7 @@ def throughput(
 ) -> dict[str, Any]:  # fmt: skip
     """Problem-steps per second of the engine and of the eager loop, each after a warm-up."""
     matching = ATTACKS.build(attack, Budget(1, steps))
-    if not isinstance(matching, Matching) or matching.objective is None:
+    if not isinstance(matching, Matching):
         raise GradveilError(f"attack {attack!r} does not match gradients, so there is no eager loop to compare with")
     seen = observations(model, domain, problems, device)
     ready = matching.prepare(seen, list(range(problems)))
@@ -38,7 +37,7 @@ def throughput(
 
     def walk(search: Search) -> None:
         with SILENT.task("", None) as task:
-            search.run(ready.evaluate, ready.starts, ready.prior.project, task, lambda _: ready.starts)
+            search.run(ready, task)
 
     search = Adam(iterations=steps, signed=True)
     walk(replace(search, iterations=2))
@@ -89,14 +88,14 @@ def _eager_rate(matching: Matching, one: Observation, device: str, steps: int) -
     pixels = torch.rand((1, *one.domain.shape), device=device, requires_grad=True)
     labels = torch.zeros(1, dtype=torch.int64, device=device)
     optimizer = torch.optim.Adam([pixels], lr=0.1)
-    objective = cast(Callable[..., torch.Tensor], matching.objective)
+    objective = matching.objective
 
     def step() -> None:
         optimizer.zero_grad()
         loss = cross_entropy(module(pixels), labels)
         gradient = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
         value = objective(dict(zip(parameters, gradient, strict=True)), target)
-        value = value + sum(weight * rule(pixels) for weight, rule in matching.regularisers)
+        value = value + sum(weight * rule(pixels) for weight, rule in matching.phases[0].regularisers)
         (pixels.grad,) = torch.autograd.grad(value, [pixels])
         pixels.grad.sign_()
         optimizer.step()

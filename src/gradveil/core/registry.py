@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import inspect
@@ -101,7 +102,8 @@ def find(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a function or class; their annotations are types, not text."""
-    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    fields = dataclasses.is_dataclass(factory)  # theirs are resolved where each was declared
+    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) and not fields else factory)
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
 

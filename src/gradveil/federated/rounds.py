@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil import models
-from gradveil.attacks.storage import finite_or_none
+from gradveil.attacks import finite_or_none
 from gradveil.client import ClientRun, Reply, SimulatedClient, cross_entropy, running_statistics
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator

@@ -16,7 +16,7 @@ from torch.func import vmap
 from gradveil import models
 from gradveil.attacks.aware import as_defended, as_trusted, estimated
 from gradveil.attacks.generative import SHIPPED
-from gradveil.attacks.objectives import Squared
+from gradveil.attacks.parts.objectives import Squared
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator

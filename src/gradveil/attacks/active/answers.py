@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gradveil.attacks.explain import explained
+from gradveil.attacks.parts.updates import explained
 from gradveil.core.seeding import generator
 from gradveil.core.trees import scaled, subtract
 from gradveil.core.types import Params

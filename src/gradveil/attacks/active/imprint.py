@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradveil.attacks.active.queries import Quantiles, Query, direction, edges
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
-from gradveil.attacks.labels import infer_labels
+from gradveil.attacks.parts.labels import infer_labels
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.types import Params

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gradveil.attacks.analytic import normalization, readable_layer, readout
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
-from gradveil.attacks.explain import explained
-from gradveil.attacks.labels import infer_labels
+from gradveil.attacks.parts.labels import infer_labels
+from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator

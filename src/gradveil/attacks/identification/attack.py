@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
-from gradveil.attacks.explain import explained
 from gradveil.attacks.identification.informed import drawing_inputs, likeness_along, likeness_for
 from gradveil.attacks.identification.likeness import Angle, Likeness, OfAll
 from gradveil.attacks.identification.path import Path, straight
 from gradveil.attacks.identification.together import FITTED, Together
 from gradveil.attacks.identification.updates import Updates, group_size, groups, updates_for
+from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
 from gradveil.core.progress import Progress

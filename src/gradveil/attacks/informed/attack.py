@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import Precision, Strategy
-from gradveil.attacks.explain import Explanation
 from gradveil.attacks.informed.moves import counter_for
-from gradveil.attacks.matching import Matching
-from gradveil.attacks.presets import ig
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.updates import Explanation
+from gradveil.attacks.pixels import InvertingGradients
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.threat.model import Knowledge
@@ -22,7 +22,7 @@ from gradveil.threat.observation import Observation
 class Informed(Attack):
     """A matching attack, changed by the counter-move that fits; where none does, it estimates from the update alone."""
 
-    matching: Matching
+    matching: InvertingGradients
     replies: int = 1
     """How often each client is asked for the same data; more than once takes the power to."""
 
@@ -51,7 +51,7 @@ class Informed(Attack):
         return replace(self.matching, aware=True)
 
     def _counter(self, one: Observation) -> Counter | None:
-        simulated = self.matching.explanation == "simulated"
+        simulated = self.matching.match == "simulated"
         return counter_for(one) if simulated or one.kind == "gradient" else None
 
     def prior_only(self) -> Attack | None:
@@ -64,6 +64,10 @@ class Informed(Attack):
         each = Each(counters, seen)
         found = replace(self.matching, counter=each).run(each.left, seeds=seeds, progress=progress)
         return [counter.revealed(one, own) for counter, one, own in zip(counters, found, seen, strict=True)]
+
+
+class _Matching(InvertingGradients):
+    title = "informed"
 
 
 @ATTACKS.register("informed")
@@ -83,8 +87,8 @@ def informed(
     """IG by an adversary who answers the defense it knows with the counter-move that fits, else `ig` with `aware`."""
     if replies < 1:
         raise GradveilError(f"attack informed: replies is at least 1, not {replies}")
-    matching = ig(
+    matching = _Matching(
         budget, iterations=iterations, restarts=restarts, lr=lr, tv=tv, signed=signed, match=match, strategy=strategy,
         precision=precision,
     )  # fmt: skip
-    return Informed(matching=replace(matching, title="informed"), replies=replies)
+    return Informed(matching=matching, replies=replies)

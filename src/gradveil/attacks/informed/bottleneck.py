@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gradveil.attacks.counter import Counter
 from gradveil.attacks.engine import Given
-from gradveil.attacks.labels import infer_labels
+from gradveil.attacks.parts.labels import infer_labels
 from gradveil.core.types import Params
 from gradveil.defenses.precode import Bottleneck
 from gradveil.threat.observation import Observation

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from gradveil.attacks.base import Reconstruction
 from gradveil.attacks.counter import Counter
 from gradveil.attacks.engine import Given
-from gradveil.attacks.labels import prediction_errors
+from gradveil.attacks.parts.labels import prediction_errors
 from gradveil.threat.observation import Observation
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gradveil.attacks.counter import Counter, Counters
-from gradveil.attacks.explain import counts, local_steps
 from gradveil.attacks.informed import slices
 from gradveil.attacks.informed.asking import Together, count, mean, most_frequent
 from gradveil.attacks.informed.bottleneck import ReadDraw
@@ -17,6 +16,7 @@ from gradveil.attacks.informed.concealed import SearchBoth
 from gradveil.attacks.informed.policies import UndoPolicies, can_be_followed
 from gradveil.attacks.informed.unclip import Unclip
 from gradveil.attacks.informed.weights import Noisy, OnlySent, Without
+from gradveil.attacks.parts.updates import counts, local_steps
 from gradveil.client.local import cross_entropy
 from gradveil.core.registry import split_spec
 from gradveil.core.trees import map_each

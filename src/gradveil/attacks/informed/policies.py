@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradveil.attacks.base import Reconstruction
 from gradveil.attacks.counter import ByData
-from gradveil.attacks.regularisers import total_variation
+from gradveil.attacks.parts.objectives import total_variation
 from gradveil.defenses.ats import KINDS, LIBRARY, Policy, transformed
 from gradveil.threat.observation import Observation
 

@@ -9,8 +9,8 @@ import torch
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, BUDGETS, Budget
-from gradveil.attacks.explain import as_gradient, explained
-from gradveil.attacks.matching import Matching
+from gradveil.attacks.parts.matching import Matching
+from gradveil.attacks.parts.updates import as_gradient, explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Recipe
 

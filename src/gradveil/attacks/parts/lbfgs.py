@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradveil.attacks.engine import Evaluate
-from gradveil.attacks.search import TRACED, Best, Found, Fresh, Project
+from gradveil.attacks.parts.search import Best, Found, Problems, Search
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Task
 from gradveil.core.types import Params
@@ -22,14 +21,13 @@ _CURVED = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class LBFGS:
+class LBFGS(Search):
     """L-BFGS with unit steps over objectives that are not negative.
 
     A problem whose value falls below ``converged`` is solved, and so are its other restarts. One that makes no progress
     for ``patience`` iterations, explodes or is pointed uphill starts a new life.
     """
 
-    iterations: int
     lr: float = 1.0
     history: int = 100
     converged: float = 1e-8
@@ -45,17 +43,17 @@ class LBFGS:
         if self.iterations < 1 or self.history < 1 or self.lr <= 0:
             raise GradveilError("L-BFGS needs at least one iteration, one step of history and a rate above 0")
 
-    def run(self, evaluate: Evaluate, start: Params, project: Project, task: Task, fresh: Fresh) -> Found:
-        shapes = {name: tensor.shape for name, tensor in start.items()}
-        best, x = Best(start), _flat(start)
+    def run(self, problems: Problems, task: Task) -> Found:
+        shapes = {name: tensor.shape for name, tensor in problems.start.items()}
+        best, x = Best(problems.start, self.iterations), _flat(problems.start)
         memory, lives, iteration = _Memory(x, self.history), _Lives(x), 0
         solved, dead = (torch.zeros(len(x), dtype=torch.bool, device=x.device) for _ in range(2))
-        every = max(1, self.iterations // TRACED)
         for iteration in range(self.iterations):
             point = _unflat(x, shapes)
-            gradients, values = evaluate(point)
-            best.see(point, values, iteration if iteration % every == 0 else None)
-            solved = solved | self._by_any_restart(values < self.converged)
+            gradients, values = problems.evaluate(point)
+            best.see(point, values, iteration)
+            by_any_restart = (values < self.converged).view(-1, self.restarts).any(dim=1)
+            solved = solved | by_any_restart.repeat_interleave(self.restarts)
             if bool((solved | dead).all()):
                 break
             g = _flat(gradients)
@@ -67,22 +65,16 @@ class LBFGS:
             lost = lost & ~dead
             if bool(lost.any()):
                 for life in set(lives.number[lost].tolist()):  # its own, whatever befell the problems beside it
-                    reborn = lost & (lives.number == life)
-                    x = torch.where(reborn[:, None], _flat(fresh(int(life))), x)
+                    fresh = problems.start if problems.fresh is None else problems.fresh(int(life))
+                    x = torch.where((lost & (lives.number == life))[:, None], _flat(fresh), x)
                 memory.forget(lost)
                 lives.renew(lost)
-            x = _flat(project(_unflat(x, shapes)))
+            x = _flat(problems.project(_unflat(x, shapes)))
             task.advance(len(x))
-        best.see(_unflat(x, shapes), evaluate(_unflat(x, shapes))[1], iteration + 1)
-        return best.found(_reasons(solved, dead))
-
-    def _by_any_restart(self, solved: Tensor) -> Tensor:
-        return solved.view(-1, self.restarts).any(dim=1).repeat_interleave(self.restarts)
-
-
-def _reasons(solved: Tensor, dead: Tensor) -> list[str]:
-    pairs = zip(solved.tolist(), dead.tolist(), strict=True)
-    return ["converged" if done else "stuck" if given_up else "budget" for done, given_up in pairs]
+        point = _unflat(x, shapes)
+        best.see(point, problems.evaluate(point)[1], iteration + 1, last=True)
+        ended = zip(solved.tolist(), dead.tolist(), strict=True)
+        return best.found(["converged" if done else "stuck" if given_up else "budget" for done, given_up in ended])
 
 
 class _Lives:

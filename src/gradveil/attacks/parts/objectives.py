@@ -1,11 +1,12 @@
-"""How far a candidate's update is from the observed one.
+"""What a candidate is judged by: how far its update is from the observed one, and how natural its images look.
 
-An objective is written for one problem: named tensors in, a scalar out. Beside that stands its value and slope for many
-problems at once, in as few passes over memory as it takes: the updates of a hundred problems are gigabytes.
+An objective is written for one problem: named tensors in, a scalar out. Beside that stands its value and derivative for
+many problems at once, in as few passes over memory as it takes: the updates of a hundred problems are gigabytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,6 +17,9 @@ from gradveil.core.trees import dot, exact_norms, map_each, subtract
 from gradveil.core.types import Params
 
 _TINY = 1e-20
+
+Regulariser = Callable[[Tensor], Tensor]
+"""Inputs [B, C, H, W] in [0, 1] to a scalar: smaller is more natural."""
 
 
 class Objective(Protocol):
@@ -47,7 +51,9 @@ class Cosine:
         squares, product = _squares(updates), _dots(updates, observed)
         both = (squares * _squares(observed) + _TINY).sqrt()
         toward, along = -1 / both, product / (both * (squares + _TINY))
-        slope = map_each(lambda g, t: torch.addcmul(_like(along, g) * g, _like(toward, t), t), updates, observed)
+        slope = map_each(
+            lambda g, t: torch.addcmul(per_problem(along, g) * g, per_problem(toward, t), t), updates, observed
+        )
         return slope, 1 - product / both
 
     def of_moments(self, product: Tensor, square: Tensor, observed: Tensor) -> Tensor:
@@ -66,13 +72,13 @@ class Squared:
 
     def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
         difference, whole = subtract(updates, observed), _squares(observed) + _TINY
-        return map_each(lambda x: _like(2 / whole, x) * x, difference), _squares(difference) / whole
+        return map_each(lambda x: per_problem(2 / whole, x) * x, difference), _squares(difference) / whole
 
     def of_moments(self, product: Tensor, square: Tensor, observed: Tensor) -> Tensor:
         return (square - 2 * product + observed) / (observed + _TINY)
 
 
-class Marks:
+class OrthogonalObjective:
     """What CENSOR leaves of the gradient in an update at right angles to it, mean over tensors.
 
     The squared difference of the logs of the two norms, and the squared part of the observed tensor along the
@@ -92,6 +98,23 @@ class Marks:
         return found
 
 
+def total_variation(inputs: Tensor) -> Tensor:
+    """Mean absolute difference of neighbors, across plus down."""
+    across = (inputs[..., :, 1:] - inputs[..., :, :-1]).abs().mean()
+    down = (inputs[..., 1:, :] - inputs[..., :-1, :]).abs().mean()
+    return across + down
+
+
+def energy(inputs: Tensor) -> Tensor:
+    """Squared length of the image around mid-gray (GradInversion's image norm)."""
+    return (inputs - 0.5).square().sum()
+
+
+def per_problem(values: Tensor, tensor: Tensor) -> Tensor:
+    """[N] shaped to be broadcast over [N, ...]."""
+    return values.view(-1, *[1] * (tensor.dim() - 1))
+
+
 def _dots(a: Params, b: Params) -> Tensor:
     """The inner product of each problem, [N]."""
     return torch.stack([torch.linalg.vecdot(x.flatten(1), b[name].flatten(1)) for name, x in a.items()]).sum(dim=0)
@@ -100,7 +123,3 @@ def _dots(a: Params, b: Params) -> Tensor:
 def _squares(a: Params) -> Tensor:
     """The squared length of each problem, [N], without a product in memory."""
     return torch.stack([exact_norms(x.flatten(1)) for x in a.values()]).square().sum(dim=0)
-
-
-def _like(scalars: Tensor, tensor: Tensor) -> Tensor:
-    return scalars.view(-1, *[1] * (tensor.dim() - 1))

@@ -1,7 +1,8 @@
-"""Priors of a generator: pictures are what it draws, and its code, its features or its weights are unknown."""
+"""Where reconstructions come from: the unknowns of a search, and how they decode to images."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,8 +11,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from gradveil.attacks.engine import Given
-from gradveil.attacks.priors import gaussian
-from gradveil.core.errors import GradveilError
 from gradveil.core.types import Domain, Params
 from gradveil.generators import Generator
 
@@ -19,20 +18,73 @@ CodeCost = Literal["kl", "norm", "none"]
 """R1: how far the entries of a code, taken together, are from N(0, 1). R2: how far its length is from a typical one."""
 
 
-class Codes:
-    """The code is unknown (GGL). ``limit`` bounds its entries by a tanh."""
+class Prior(ABC):
+    """The unknowns of a problem: where they start, what they decode to, how likely they are, and their valid set."""
+
+    @abstractmethod
+    def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:
+        """Starting points [N, ...] of N problems; each generator alone decides its own."""
+
+    @abstractmethod
+    def decode(self, unknowns: Params, given: Given) -> Tensor:
+        """The inputs [B, C, H, W] of one problem; what is given of it may help, such as its labels."""
+
+    def given(self) -> Given:
+        """What this prior adds to what is given of each problem, [N, ...]."""
+        return {}
+
+    def cost(self, unknowns: Params) -> Tensor | None:  # noqa: ARG002
+        """What these unknowns cost by themselves, a scalar; None for nothing."""
+        return None
+
+    def project(self, unknowns: Params) -> Params:
+        """Unknowns [N, ...] of all problems, brought back into their valid set."""
+        return unknowns
+
+
+class Pixels(Prior):
+    """The image itself is unknown, in units of the domain's mean and deviation, so that steps fit any data set.
+
+    ``free`` pixels are raw values that may leave [0, 1] on the way, as in DLG.
+    """
+
+    def __init__(self, domain: Domain, device: torch.device | str, *, free: bool = False) -> None:
+        self.domain, self.free = domain, free
+        mean, std = ((0.0,), (1.0,)) if free else (domain.mean, domain.std)
+        self.mean = torch.tensor(mean, device=device).view(-1, 1, 1)
+        self.std = torch.tensor(std, device=device).view(-1, 1, 1)
+
+    def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:
+        return {"pixels": _gaussian(rngs, (batch_size, *self.domain.shape)).to(self.mean.device)}
+
+    def decode(self, unknowns: Params, given: Given) -> Tensor:  # noqa: ARG002
+        return self.mean + self.std * unknowns["pixels"]
+
+    def project(self, unknowns: Params) -> Params:
+        """The nearest unknowns that decode into [0, 1]; those that are not pixels as they are."""
+        if self.free:
+            return unknowns
+        low, high = -self.mean / self.std, (1 - self.mean) / self.std
+        return {**unknowns, "pixels": unknowns["pixels"].clamp(low, high)}
+
+
+class Codes(Prior):
+    """The code of a generator is unknown (GGL). ``limit`` bounds its entries by a tanh."""
 
     def __init__(
-        self, generator: Generator, device: torch.device, *, cost: CodeCost, weight: float, limit: float | None
+        self,
+        generator: Generator,
+        device: torch.device,
+        *,
+        cost: CodeCost = "none",
+        weight: float = 0.0,
+        limit: float | None = None,
     ) -> None:
         self.generator, self.device = generator, device
         self.kind, self.weight, self.limit = cost, weight, limit
 
     def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:
-        return {"code": gaussian(rngs, (batch_size, self.generator.latent)).to(self.device)}
-
-    def given(self) -> Given:
-        return {}
+        return {"code": _gaussian(rngs, (batch_size, self.generator.latent)).to(self.device)}
 
     def code(self, unknowns: Params) -> Tensor:
         """The code that the generator gets."""
@@ -51,11 +103,8 @@ class Codes:
         mean, variance = code.mean(dim=-1), code.var(dim=-1) + 1e-8
         return self.weight * 0.5 * (variance + mean.square() - 1 - variance.log()).mean()
 
-    def project(self, unknowns: Params) -> Params:
-        return unknowns
 
-
-class OwnWeights:
+class OwnWeights(Prior):
     """Each problem has its own copy of the generator's weights, which are unknown while the code stays (GIAS)."""
 
     def __init__(self, generator: Generator, codes: Tensor) -> None:
@@ -76,15 +125,9 @@ class OwnWeights:
         images: Tensor = functional_call(self.generator, weights, (given["code"], given["labels"]))
         return images
 
-    def cost(self, unknowns: Params) -> Tensor | None:  # noqa: ARG002
-        return None
 
-    def project(self, unknowns: Params) -> Params:
-        return unknowns
-
-
-class Features:
-    """The features between two stages are unknown, within an l1 ball around where they start (GIFD)."""
+class Features(Prior):
+    """The features between two stages of a generator are unknown, within an l1 ball around their start (GIFD)."""
 
     def __init__(self, generator: Generator, stage: str, center: Tensor, radius: float) -> None:
         self.generator, self.stage, self.center, self.radius = generator, stage, center, radius
@@ -92,14 +135,8 @@ class Features:
     def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:  # noqa: ARG002
         return {"features": self.center.clone()}
 
-    def given(self) -> Given:
-        return {}
-
     def decode(self, unknowns: Params, given: Given) -> Tensor:
         return self.generator.onward(unknowns["features"], self.stage, given["labels"])
-
-    def cost(self, unknowns: Params) -> Tensor | None:  # noqa: ARG002
-        return None
 
     def project(self, unknowns: Params) -> Params:
         away = (unknowns["features"] - self.center).flatten(0, 1).flatten(1)
@@ -118,9 +155,6 @@ def into_l1_ball(points: Tensor, radius: float) -> Tensor:
     return points.sign() * (sizes - threshold).clamp_min(0)
 
 
-def fitting(generator: Generator, domain: Domain) -> Generator:
-    """The generator, if it draws what the inputs look like."""
-    if generator.shape != domain.shape:
-        drawn, wanted = ("x".join(map(str, shape)) for shape in (generator.shape, domain.shape))
-        raise GradveilError(f"the generator draws {drawn}, but the inputs are {wanted}: choose another generator=")
-    return generator
+def _gaussian(rngs: Sequence[torch.Generator], shape: tuple[int, ...]) -> Tensor:
+    """Independent N(0, 1) entries [N, *shape], drawn on the CPU so that a seed means the same on every device."""
+    return torch.stack([torch.randn(shape, generator=rng) for rng in rngs])

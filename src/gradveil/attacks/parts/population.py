@@ -1,37 +1,88 @@
-"""TuRBO-1 (Eriksson et al. 2019) on botorch: Bayesian optimisation inside a trust region that grows and shrinks.
+"""Searches that need values and no gradients: each proposes many points for every problem, all valued at once.
 
-One Gaussian process is fitted for all problems together, as a batch of independent ones. A problem whose region has
-shrunk to nothing starts with a full one around its best point and keeps what it has learnt.
+CMA-ES (Hansen 2016) by pycma, and TuRBO-1 (Eriksson et al. 2019) on botorch: Bayesian optimisation inside a trust
+region that grows and shrinks. For TuRBO one Gaussian process is fitted for all problems together, as a batch of
+independent ones. A problem whose region has shrunk to nothing starts with a full one around its best point and keeps
+what it has learnt.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gradveil.attacks.engine import Evaluate
-from gradveil.attacks.population import Kept, PopulationSearch
-from gradveil.attacks.search import Found
-from gradveil.core.errors import NotAvailableError
+from gradveil.attacks.parts.search import Best, Found, Problems, Search
+from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.progress import Task
 from gradveil.core.seeding import generator
-from gradveil.core.types import Params
 
 _LONGEST, _SHORTEST, _FIRST = 1.6, 0.5**7, 0.8
 _SUCCESSES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuRBO(PopulationSearch):
-    """Entries of the code between -``box`` and ``box``; ``together`` points a round, after ``initial`` random ones."""
+class PopulationSearch(Search):
+    """Minimises N problems with one unknown each, the ``code`` [B, latent], by values alone."""
 
-    together: int = 10
+    population: int
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or self.population < 2:
+            raise GradveilError("a population search needs at least one iteration and a population of two")
+
+    def _valued(self, problems: Problems, codes: Tensor, best: Best, iteration: int) -> Tensor:
+        """The values [N, P] of codes [N, P, B, latent]; the lowest of each problem is taken note of."""
+        values = problems.evaluate({"code": codes.flatten(0, 1)})[1].view(codes.shape[:2])
+        lowest, place = values.nan_to_num(torch.inf).min(dim=1)
+        chosen = codes[torch.arange(len(codes), device=codes.device), place]
+        best.see({"code": chosen}, torch.minimum(lowest, best.objectives), iteration)
+        return values
+
+    def _found(self, best: Best) -> Found:
+        best.see(best.unknowns, best.objectives, self.iterations, last=True)
+        return best.found()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evolution(PopulationSearch):
+    """CMA-ES, one strategy for each problem, all populations valued in one batch."""
+
+    population: int = 50
+    spread: float = 1.0
+    """Standard deviation of the first population around the start."""
+
+    def run(self, problems: Problems, task: Task) -> Found:
+        cma, start = _pycma(), problems.start["code"]
+        best, strategies = Best(problems.start, self.iterations), []
+        for code, seed in zip(start, problems.seeds, strict=True):
+            rng = np.random.default_rng(seed)
+            # draws of its own: pycma would take numpy's global ones, and all strategies the same
+            own = {"seed": np.nan, "randn": lambda *shape, rng=rng: rng.standard_normal(shape)}
+            options = {"popsize": self.population, "verbose": -9, "verb_log": 0, **own}
+            strategies.append(cma.CMAEvolutionStrategy(code.flatten().double().cpu().numpy(), self.spread, options))
+        for iteration in range(self.iterations):
+            asked = [strategy.ask() for strategy in strategies]
+            codes = torch.from_numpy(np.asarray(asked, dtype=np.float32)).to(start.device)
+            codes = codes.view(len(start), self.population, *start.shape[1:])
+            values = self._valued(problems, codes, best, iteration)
+            told = values.nan_to_num(1e30).double().cpu().numpy()
+            for strategy, points, each in zip(strategies, asked, told, strict=True):
+                strategy.tell(points, each)
+            task.advance(len(start))
+        return self._found(best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuRBO(PopulationSearch):
+    """Codes with entries between -``box`` and ``box``; ``population`` points a round, after ``initial`` random ones."""
+
+    population: int = 10
     initial: int = 256
     box: float = 2.0
     remembered: int = 512
@@ -40,40 +91,33 @@ class TuRBO(PopulationSearch):
     """Length scales are learnt anew every so many rounds."""
     candidates: int = 512
 
-    def run(self, evaluate: Evaluate, start: Params, seeds: Sequence[int], task: Task) -> Found:
+    def run(self, problems: Problems, task: Task) -> Found:
         _botorch()
-        begin = start["code"]
-        kept, region = Kept(begin, self.iterations), _Regions(len(begin), begin[0].numel(), begin.device, self.together)
-        rngs = [generator(seed, "turbo") for seed in seeds]
-        first = min(self.initial, max(2 * self.together, self.iterations * self.together // 2))
-        rounds = math.ceil(first / self.together)
-        points, values = (
-            torch.empty(len(begin), 0, begin[0].numel(), device=begin.device),
-            begin.new_empty(len(begin), 0),
-        )
+        start = problems.start["code"]
+        count, d = len(start), start[0].numel()
+        best, region = Best(problems.start, self.iterations), _Regions(count, d, start.device, self.population)
+        rngs = [generator(seed, "turbo") for seed in problems.seeds]
+        first = min(self.initial, max(2 * self.population, self.iterations * self.population // 2))
+        rounds = math.ceil(first / self.population)
+        points, values = torch.empty(count, 0, d, device=start.device), start.new_empty(count, 0)
         model: Any = None
         for iteration in range(self.iterations):
             if iteration < rounds:
-                asked = self._random(rngs, begin)
+                asked = torch.stack([torch.rand((self.population, d), generator=rng) for rng in rngs]).to(start)
             else:
-                some, known = _best(points, values, self.remembered)
+                order = values.argsort(dim=1)[:, : self.remembered]
+                some, known = points.gather(1, order[..., None].expand(-1, -1, d)), values.gather(1, order)
                 if model is None or (iteration - rounds) % self.refit == 0:
                     model = _fitted(some, known, model)
                 asked = self._proposed(model, some, known, region, rngs)
-            codes = ((2 * asked - 1) * self.box).view(len(begin), self.together, *begin.shape[1:])
-            found = evaluate({"code": codes.flatten(0, 1)})[1].view(len(begin), self.together)
-            kept.see(codes, found, iteration)
+            codes = ((2 * asked - 1) * self.box).view(count, self.population, *start.shape[1:])
+            found = self._valued(problems, codes, best, iteration)
             if iteration >= rounds:
                 region.learn(found.min(dim=1).values < values.min(dim=1).values)
             finite = found.nan_to_num(float(values.max()) if values.numel() else 1e6)
             points, values = torch.cat([points, asked], dim=1), torch.cat([values, finite], dim=1)
-            task.advance(len(begin))
-        return kept.found(self.iterations)
-
-    def _random(self, rngs: list[torch.Generator], like: Tensor) -> Tensor:
-        """[N, P, d] in the unit cube."""
-        size = (self.together, like[0].numel())
-        return torch.stack([torch.rand(size, generator=rng) for rng in rngs]).to(like)
+            task.advance(count)
+        return self._found(best)
 
     def _proposed(
         self, model: Any, points: Tensor, values: Tensor, region: _Regions, rngs: list[torch.Generator]
@@ -92,7 +136,7 @@ class TuRBO(PopulationSearch):
             warnings.simplefilter("ignore")  # of matrices that needed a little more on their diagonal
             posterior = model.posterior(candidates.double())
             mean, root = posterior.mean[..., 0], posterior.variance[..., 0].clamp_min(0).sqrt()
-        noise = torch.stack([torch.randn((self.together, self.candidates), generator=rng) for rng in rngs])
+        noise = torch.stack([torch.randn((self.population, self.candidates), generator=rng) for rng in rngs])
         samples = mean[:, None] + root[:, None] * noise.to(mean)  # the model is of minus the standardised value
         chosen = samples.argmax(dim=-1)
         return candidates.gather(1, chosen[..., None].expand(-1, -1, d))
@@ -114,12 +158,6 @@ class _Regions:
         self.length = torch.where(shrink, self.length / 2, self.length)
         self.won, self.lost = torch.where(grow, 0, self.won), torch.where(shrink, 0, self.lost)
         self.length = torch.where(self.length < _SHORTEST, _FIRST, self.length)
-
-
-def _best(points: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The lowest ``count`` points of each problem."""
-    order = values.argsort(dim=1)[:, :count]
-    return points.gather(1, order[..., None].expand(-1, -1, points.shape[-1])), values.gather(1, order)
 
 
 def _fitted(points: Tensor, values: Tensor, before: Any) -> Any:
@@ -160,3 +198,13 @@ def _botorch() -> tuple[Any, Any]:
     except ModuleNotFoundError:
         raise NotAvailableError("TuRBO needs the package botorch: pip install 'gradveil[turbo]'") from None
     return botorch, gpytorch
+
+
+def _pycma() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it misses a plotting library that nobody asks it to use
+            import cma  # type: ignore[import-untyped, unused-ignore]
+    except ModuleNotFoundError:
+        raise NotAvailableError("CMA-ES needs the package cma: pip install cma") from None
+    return cma

@@ -1,0 +1,1 @@
+"""What attacks are made of: labels, priors, objectives, searches, and the matching that puts them together."""
