@@ -23,20 +23,9 @@ try:  # loading takes seconds, in which a person may think better of it
     from rich.console import Console
 
     from gradveil import __version__
-    from gradveil.cli import (
-        assets,
-        attack,
-        audit,
-        bench,
-        generator,
-        inspect,
-        leaderboard,
-        listing,
-        reproduce,
-        sweep,
-        train,
-    )
+    from gradveil.cli import assets, attack, audit, generator, inspect, listing, train
     from gradveil.core.errors import GradveilError
+    from gradveil.lab.commands import bench, leaderboard, reproduce, sweep
 except KeyboardInterrupt:
     print(INTERRUPTED, file=sys.stderr)
     sys.exit(130)

@@ -1,0 +1,1 @@
+"""What is made with the library and is not part of it: sweeps, reproductions, the leaderboard, benchmarks."""
