@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated, Any
 
@@ -59,72 +59,108 @@ def overhead(
     rng = generator(0, "bench", device=device)
     inputs = torch.rand((batch_size, *CIFAR.shape), generator=rng, device=device)
     batch = Batch(inputs, torch.arange(batch_size, device=device) % CIFAR.classes)
-    module = models.build(model, CIFAR, seed=0).to(device)
-    plain = _step_ms(module, Defense(), batch, device, repeats)
-    rows = []
+    bare = _LocalStep(models.build(model, CIFAR, seed=0).to(device), Defense(), batch, device, repeats)
+    plain = bare.fastest(bare.reply())
+    rows: list[dict[str, Any]] = []
     with progress.task("overhead", len(defenses), "defenses") as task:
         for spec in defenses:
             task.note(spec)
-            rows.append({"defense": spec, **_row(spec, module, batch, device, repeats, plain)})
+            defense = DEFENSES.build(spec)
+            row: dict[str, Any] = {"defense": spec, "step_ms": None, "plain_step_ms": round(plain, 3), "ratio": None}
+            try:
+                defended = replace(bare, defense=defense, module=defense.on_model(bare.module))
+                defense.check(defended.module)
+            except GradveilError as error:
+                rows.append(row | {"refused": str(error)})
+            else:
+                took = defended.fastest(defended.reply())
+                row |= {"step_ms": round(took, 3), "ratio": round(took / plain, 3)}
+                compare = COMPARED.get(spec.partition(":")[0])
+                rows.append(row if compare is None else row | compare(defended))
             task.advance()
     return {"rows": rows}
 
 
-def _row(spec: str, module: torch.nn.Module, batch: Batch, device: str, repeats: int, plain: float) -> dict[str, Any]:
-    defense = DEFENSES.build(spec)
-    try:
-        changed = defense.on_model(module)
-        defense.check(changed)
-    except GradveilError as error:
-        return {"step_ms": None, "plain_step_ms": round(plain, 3), "ratio": None, "refused": str(error)}
-    step = _step_ms(changed, defense, batch, device, repeats)
-    row = {"step_ms": round(step, 3), "plain_step_ms": round(plain, 3), "ratio": round(step / plain, 3)}
-    compare = COMPARED.get(spec.partition(":")[0])
-    return row if compare is None else {**row, **compare(defense, changed, batch, device, repeats)}
+@dataclass(frozen=True)
+class _LocalStep:
+    """One local step of a client, and how its parts are timed."""
+
+    module: torch.nn.Module
+    defense: Defense
+    batch: Batch
+    device: str
+    repeats: int
+
+    def reply(self, stream: Callable[[], Stream] = lambda: Stream.seeded(0)) -> Callable[[], object]:
+        """The gradient and what the defense makes of it, its preparation too."""
+        client = Client(self.module, recipe=Recipe(), defense=self.defense)
+        sent = client.model.params
+        return lambda: client.reply(sent, self.batch, stream())
+
+    def within(self) -> tuple[Params, Step]:
+        """The gradient, and the step as the defense sees it."""
+        function = Functional(self.module)
+        step = Step(
+            model=function, loss=cross_entropy, params=function.params, batch=self.batch, number=1, lr=0.1,
+            rng=Stream.seeded(0),
+        )  # fmt: skip
+        with torch.no_grad():
+            value = step.loss_at(step.params)
+        return step.gradient(), replace(step, value=value)
+
+    def fastest(self, work: Callable[[], object], repeats: int | None = None) -> float:
+        """The fastest of some runs after a warm-up, in milliseconds: noise of a machine only ever adds."""
+        work()
+        return 1e3 * min(seconds(work, self.device) for _ in range(max(1, repeats or self.repeats)))
+
+    def compared(self, one: Callable[[], object], other: Callable[[], object], rounds: int) -> list[float]:
+        """The milliseconds of both, and how many times as long the other takes: medians over rounds with a run of each.
+
+        A busy moment falls on both of a round. The fastest of each would not do: a machine has moments of unusual speed
+        too, and where only one of the two meets such a moment the ratio is off by a tenth.
+        """
+        one(), other()
+        started, took = time.perf_counter(), [(seconds(one, self.device), seconds(other, self.device))]
+        while len(took) < rounds and (len(took) < FEWEST_ROUNDS or time.perf_counter() - started < LONGEST):
+            took.append((seconds(one, self.device), seconds(other, self.device)))
+        return [1e3 * median(a for a, _ in took), 1e3 * median(b for _, b in took), median(b / a for a, b in took)]
 
 
-def _step_ms(module: torch.nn.Module, defense: Defense, batch: Batch, device: str, repeats: int) -> float:
-    """One reply with one local step: the gradient and what the defense makes of it, its preparation too."""
-    client = Client(module, recipe=Recipe(), defense=defense)
-    sent = client.model.params
-    return _ms(lambda: client.reply(sent, batch, Stream.seeded(0)), device, repeats)
-
-
-def _censor(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
+def _censor(own: _LocalStep) -> dict[str, Any]:
     """The whole defense against nothing but the losses of its trials, each evaluated by itself."""
-    gradient, step = _step(module, batch)
-    trials = getattr(defense, "trials", 20)
+    gradient, step = own.within()
+    trials = getattr(own.defense, "trials", 20)
 
     def evaluations() -> None:
         with torch.no_grad():
             for _ in range(trials):
                 step.loss_at(step.params)
 
-    slow, whole, ratio = _compared(evaluations, lambda: defense.on_gradient(gradient, step), device, 16 * repeats)
+    slow, whole, ratio = own.compared(evaluations, lambda: own.defense.on_gradient(gradient, step), 16 * own.repeats)
     return {"defense_ms": round(whole, 3), "trials_in_turn_ms": round(slow, 3), "to_trials": round(ratio, 3)}
 
 
-def _outpost(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
+def _outpost(own: _LocalStep) -> dict[str, Any]:
     """A whole local epoch of mini-batches of this size."""
-    many = Batch(batch.inputs.repeat(EPOCH, 1, 1, 1), batch.labels.repeat(EPOCH))
-    recipe = Recipe(sends="delta", batch_size=len(batch), lr=0.01)
+    many = Batch(own.batch.inputs.repeat(EPOCH, 1, 1, 1), own.batch.labels.repeat(EPOCH))
+    recipe = Recipe(sends="delta", batch_size=len(own.batch), lr=0.01)
 
-    def epoch(with_defense: Defense) -> Callable[[], object]:
-        client = Client(module, recipe=recipe, defense=with_defense)
+    def epoch(defense: Defense) -> Callable[[], object]:
+        client = Client(own.module, recipe=recipe, defense=defense)
         sent = client.model.params
         return lambda: client.reply(sent, many, Stream.seeded(0))
 
     # Many short epochs: what OUTPOST adds is less than a busy moment does.
-    bare, defended, ratio = _compared(epoch(Defense()), epoch(defense), device, 16 * repeats)
+    bare, defended, ratio = own.compared(epoch(Defense()), epoch(own.defense), 16 * own.repeats)
     return {"epoch_ms": round(defended, 2), "plain_epoch_ms": round(bare, 2), "epoch_ratio": round(ratio, 3)}
 
 
-def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
+def _soteria(own: _LocalStep) -> dict[str, Any]:
     """One backward pass for each entry of the representation, with gradients in the parameters, as in the release."""
-    gradient, step = _step(module, batch)
-    prepared = defense.prepared(replace(step, number=0))
-    whole = _ms(lambda: prepared.on_gradient(gradient, step), device, repeats)
-    watched, inputs = copy.deepcopy(module), batch.inputs.clone().requires_grad_()
+    gradient, step = own.within()
+    prepared = own.defense.prepared(replace(step, number=0))
+    whole = own.fastest(lambda: prepared.on_gradient(gradient, step))
+    watched, inputs = copy.deepcopy(own.module), own.batch.inputs.clone().requires_grad_()
     caught: list[Tensor] = []
     layer = watched.get_submodule(classifier(watched, inputs))
     layer.register_forward_pre_hook(lambda _layer, given: caught.append(given[0].flatten(1)))
@@ -138,24 +174,24 @@ def _soteria(defense: Defense, module: torch.nn.Module, batch: Batch, device: st
             inputs.grad = None
             torch.autograd.backward(caught[0][:, i].sum(), retain_graph=True)
 
-    slow = _ms(backward_each, device, repeats) * entries / some
-    return _times(whole, slow, "backward_per_entry_ms")
+    return _times(whole, own.fastest(backward_each) * entries / some, "backward_per_entry_ms")
 
 
-def _graddefense(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
+def _graddefense(own: _LocalStep) -> dict[str, Any]:
     """One derivative of a layer's summed gradient in the inputs for each parameter, one after the other."""
-    _, step = _step(module, batch)
-    whole = _ms(lambda: defense.prepared(replace(step, number=0)), device, max(1, repeats // 2))
-    root = public_images("samples", batch.inputs, 50)
+    _, step = own.within()
+    repeats = max(1, own.repeats // 2)
+    whole = own.fastest(lambda: own.defense.prepared(replace(step, number=0)), repeats)
+    root = public_images("samples", own.batch.inputs, 50)
 
     def layer_by_layer() -> list[Tensor]:
         inputs = root.inputs.clone().requires_grad_()
         leaves = {name: p.detach().requires_grad_() for name, p in step.params.items()}
         loss = step.model.loss(cross_entropy, leaves, inputs, root.labels)
-        slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
-        return [torch.autograd.grad(slope.sum(), inputs, retain_graph=True)[0] for slope in slopes]
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        return [torch.autograd.grad(gradient.sum(), inputs, retain_graph=True)[0] for gradient in gradients]
 
-    return _times(whole, _ms(layer_by_layer, device, max(1, repeats // 2)), "layer_by_layer_ms")
+    return _times(whole, own.fastest(layer_by_layer, repeats), "layer_by_layer_ms")
 
 
 def _times(whole: float, slow: float, name: str) -> dict[str, Any]:
@@ -173,19 +209,13 @@ class _TorchStream(Stream):
         )
 
 
-def _streams(defense: Defense, module: torch.nn.Module, batch: Batch, device: str, repeats: int) -> dict[str, Any]:
+def _streams(own: _LocalStep) -> dict[str, Any]:
     """The same step with noise from torch's generator."""
-    client = Client(module, recipe=Recipe(), defense=defense)
-    sent = client.model.params
-    torchs, ours, ratio = _compared(
-        lambda: client.reply(sent, batch, _TorchStream()), lambda: client.reply(sent, batch, Stream.secret()),
-        device, 4 * repeats,
-    )  # fmt: skip
+    torchs, ours, ratio = own.compared(own.reply(_TorchStream), own.reply(Stream.secret), 4 * own.repeats)
     return {"secret_ms": round(ours, 3), "torch_ms": round(torchs, 3), "to_torch": round(ratio, 3)}
 
 
-Compare = Callable[[Defense, torch.nn.Module, Batch, str, int], dict[str, Any]]
-COMPARED: dict[str, Compare] = {
+COMPARED: dict[str, Callable[[_LocalStep], dict[str, Any]]] = {
     "noise": _streams,
     "dp": _streams,
     "censor": _censor,
@@ -193,33 +223,3 @@ COMPARED: dict[str, Compare] = {
     "soteria": _soteria,
     "graddefense": _graddefense,
 }
-
-
-def _step(module: torch.nn.Module, batch: Batch) -> tuple[Params, Step]:
-    function = Functional(module)
-    step = Step(
-        model=function, loss=cross_entropy, params=function.params, batch=batch, number=1, lr=0.1,
-        rng=Stream.seeded(0),
-    )  # fmt: skip
-    with torch.no_grad():
-        value = step.loss_at(step.params)
-    return step.gradient(), replace(step, value=value)
-
-
-def _ms(work: Callable[[], object], device: str, repeats: int) -> float:
-    """The fastest of some runs after a warm-up, in milliseconds: noise of a machine only ever adds."""
-    work()
-    return 1e3 * min(seconds(work, device) for _ in range(max(1, repeats)))
-
-
-def _compared(one: Callable[[], object], other: Callable[[], object], device: str, rounds: int) -> list[float]:
-    """The milliseconds of both, and how many times as long the other takes: medians over rounds with one run of each.
-
-    A busy moment falls on both of a round. The fastest of each would not do: a machine has moments of unusual speed
-    too, and where only one of the two meets such a moment the ratio is off by a tenth.
-    """
-    one(), other()
-    started, took = time.perf_counter(), [(seconds(one, device), seconds(other, device))]
-    while len(took) < rounds and (len(took) < FEWEST_ROUNDS or time.perf_counter() - started < LONGEST):
-        took.append((seconds(one, device), seconds(other, device)))
-    return [1e3 * median(a for a, _ in took), 1e3 * median(b for _, b in took), median(b / a for a, b in took)]

@@ -38,6 +38,8 @@ REACH = 1.5
 
 def landscape(fields: dict[str, Any]) -> dict[str, Any]:
     """The objective over the slice, and how its order agrees with that of the distances to the private picture."""
+    from scipy.stats import spearmanr  # takes a second to load
+
     device, side, data = fields["device"], fields["points"], load(fields["data"])
     name = SHIPPED.get(data.domain.shape)
     if name is None:
@@ -50,11 +52,15 @@ def landscape(fields: dict[str, Any]) -> dict[str, Any]:
         pictures = draws.decode(codes, labels)
     objective = _objective(fields, private, Batch(pictures, labels), data.domain)
     truth = private.inputs.expand_as(pictures).cpu()
-    pixels, looks = mse(pictures.cpu(), truth), _lpips(pictures.cpu(), truth)
+    pixels = mse(pictures.cpu(), truth)
+    try:
+        looks = LPIPS("vgg").distance(pictures.cpu(), truth)
+    except NotAvailableError:
+        looks = None
     lowest = int(objective.argmin())
     return {
-        "with_mse": _rank_correlation(objective, pixels),
-        "with_lpips": None if looks is None else _rank_correlation(objective, looks),
+        "with_mse": float(spearmanr(objective, pixels).statistic),
+        "with_lpips": None if looks is None else float(spearmanr(objective, looks).statistic),
         "at_private": float(objective[len(objective) // 2]),
         "lowest": float(objective[lowest]),
         "mse_at_lowest": float(pixels[lowest]),
@@ -102,7 +108,11 @@ def _objective(fields: dict[str, Any], private: Batch, drawn: Batch, domain: Dom
         threat=threat_model("C"),
     )
     plain = Client(module, recipe=Recipe(), defense=Defense())
-    about = {name: _first(value) for name, value in estimated([seen]).items()} | {"reply": seen.reply}
+    # What is estimated has an axis of observations, of which there is one here.
+    about = {
+        name: {key: tensor[0] for key, tensor in value.items()} if isinstance(value, dict) else value[0]
+        for name, value in estimated([seen]).items()
+    } | {"reply": seen.reply}
 
     def away(update: Params) -> Tensor:
         if not fields["aware"]:
@@ -114,25 +124,3 @@ def _objective(fields: dict[str, Any], private: Batch, drawn: Batch, domain: Dom
 
     each = [drawn.take(slice(i, i + 1)) for i in range(len(drawn))]
     return torch.cat([of_some(each[i : i + _AT_ONCE]) for i in range(0, len(each), _AT_ONCE)])
-
-
-def _first(value: Any) -> Any:
-    """What was estimated of the one observation, without the axis of observations."""
-    return {name: tensor[0] for name, tensor in value.items()} if isinstance(value, dict) else value[0]
-
-
-def _lpips(pictures: Tensor, truth: Tensor) -> Tensor | None:
-    try:
-        return LPIPS("vgg").distance(pictures, truth)
-    except NotAvailableError:
-        return None
-
-
-def _rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's: 1 where both are in the same order.
-
-    >>> round(_rank_correlation(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.1, 0.5, 0.7])), 6)
-    1.0
-    """
-    places = torch.stack([x.argsort().argsort().double() for x in (a, b)])
-    return float(torch.corrcoef(places)[0, 1])

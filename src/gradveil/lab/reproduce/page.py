@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -67,34 +67,28 @@ def command(plan: Plan) -> str:
 
 def _table(table: Table, values: Values, data: Mapping[str, str]) -> str:
     """One row for each line; a cell is ours / the paper's = ratio."""
-    heads = [*table.headings, *(_head(column) for column in table.columns)]
-    rows = [
-        [*_words(table, line, data if line in values else line), *_cells(table, line, values)] for line in table.figures
-    ]
-    marks = ["---"] * len(table.headings) + ["---:"] * len(table.columns)
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, marks, *rows])
+    titles = [f"{one.title}: ours / paper = ratio" if one.in_paper else f"{one.title} (ours)" for one in table.columns]
+    rows = [[*table.headings, *titles], ["---"] * len(table.headings) + ["---:"] * len(table.columns)]
+    for line in table.figures:
+        cells = []
+        for part, text in zip(table.words, line, strict=True):
+            instead = part[text].instead if line in values and text not in data else ""
+            cells.append(f"{text} (here {instead})" if instead else text)
+        for column, ours, paper in _paired(table, line, values):
+            cell = _shown(ours, column.digits)
+            if column.in_paper:
+                ratio = "" if ours is None or not paper else f" = {_ratio(ours / paper)}"
+                cell += f" / {_HOLE if paper is None else f'{paper:g}'}{ratio}"
+            cells.append(cell)
+        rows.append(cells)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _words(table: Table, line: Line, itself: Container[str]) -> Iterator[str]:
-    """The words of a line, with what stood in for those that were not run themselves."""
-    for part, text in zip(table.words, line, strict=True):
-        yield f"{text} (here {part[text].instead})" if part[text].instead and text not in itself else text
-
-
-def _head(column: Column) -> str:
-    return f"{column.title}: ours / paper = ratio" if column.in_paper else f"{column.title} (ours)"
-
-
-def _cells(table: Table, line: Line, values: Values) -> Iterator[str]:
+def _paired(table: Table, line: Line, values: Values) -> Iterator[tuple[Column, float | None, float | None]]:
+    """By column, our figure and the paper's."""
     theirs = iter(table.figures[line])
     for column, ours in zip(table.columns, values.get(line, (None,) * len(table.columns)), strict=True):
-        mine = _shown(ours, column.digits)
-        if not column.in_paper:
-            yield mine
-            continue
-        paper = next(theirs)
-        ratio = "" if ours is None or not paper else f" = {_ratio(ours / paper)}"
-        yield f"{mine} / {_HOLE if paper is None else f'{paper:g}'}{ratio}"
+        yield column, ours, next(theirs) if column.in_paper else None
 
 
 def _shown(value: float | None, digits: int) -> str:
@@ -110,15 +104,12 @@ def _ratio(value: float) -> str:
 
 def _farthest(table: Table, values: Values) -> str:
     """The lines whose ratio to the paper is farthest from one."""
-    titles = [column.title for column in table.columns if column.in_paper]
     apart = []
-    for line, ours in values.items():
-        mine = [value for column, value in zip(table.columns, ours, strict=True) if column.in_paper]
-        for title, value, paper in zip(titles, mine, table.figures[line], strict=True):
-            if value is not None and paper is not None and value > 0 and paper > 0:
-                apart.append(
-                    (abs(math.log(value / paper)), f"{', '.join(line)} ({title}, {_ratio(value / paper)} times)")
-                )
+    for line in values:
+        for column, ours, paper in _paired(table, line, values):
+            if ours is not None and paper is not None and ours > 0 and paper > 0:
+                text = f"{', '.join(line)} ({column.title}, {_ratio(ours / paper)} times)"
+                apart.append((abs(math.log(ours / paper)), text))
     named = [text for _, text in sorted(apart, reverse=True)[:FARTHEST]]
     return f"Farthest from the paper: {'; '.join(named)}." if named else ""
 

@@ -99,35 +99,23 @@ def queue_of(study: Study, results: ResultFolder, *, retry: bool = False, part: 
     """What of a study is left to do here. ``part`` (k, n): every n-th batch from the k-th, for one of n machines."""
     batches = batches_of(study)[part[0] - 1 :: part[1]]
     titles = {entry.digest: entry.title for batch in batches for entry in batch.entries}
-    done = {digest for digest in titles if results.result(digest) is not None}
-    recorded = {digest: failure for digest in titles if digest not in done and (failure := results.failure(digest))}
-    failed = {} if retry else {digest: str(failure["reason"]) for digest, failure in recorded.items()}
+    done, failures, before = results.recorded(titles)
+    failed = {} if retry else {digest: str(failure["reason"]) for digest, failure in failures.items()}
     waiting: deque[CaseBatch] = deque()
     for batch in batches:
         # Where a case failed by itself, its batch was taken apart before, and stays so.
-        parted = any(recorded.get(digest, {}).get("alone") for digest in batch.digests)
+        parted = any(failures.get(digest, {}).get("alone") for digest in batch.digests)
         parts = batch.apart() if parted else [batch]
         waiting.extend(one for one in parts if not set(one.digests) <= done | failed.keys())
-    return Queue(results, titles, done, failed, waiting, _seconds_of(done, results))
-
-
-def _seconds_of(done: set[str], results: ResultFolder) -> list[float]:
-    return [seconds for digest in done if (seconds := results.seconds(digest)) is not None]
+    return Queue(results, titles, done, failed, waiting, before)
 
 
 def status_of(folder: Path) -> Status:
     """The status of the study that was last run in a folder; running are the cases that a live sweep names."""
     results, sweep = ResultFolder(folder), holder(folder) or {}
     titles = results.titles()
-    done = {digest for digest in titles if results.result(digest) is not None}
+    done, failures, seconds = results.recorded(titles)
     running = {digest: 0.0 for digest in sweep.get("running", []) if digest in titles and digest not in done}
-    rest = [digest for digest in titles if digest not in done and digest not in running]
-    failed = {digest: str(failure["reason"]) for digest in rest if (failure := results.failure(digest)) is not None}
-    return Status.of(
-        titles,
-        done=done,
-        running=running,
-        failed=failed,
-        seconds=_seconds_of(done, results),
-        workers=int(sweep.get("workers", 1)),
-    )
+    failed = {digest: str(failure["reason"]) for digest, failure in failures.items() if digest not in running}
+    workers = int(sweep.get("workers", 1))
+    return Status.of(titles, done=done, running=running, failed=failed, seconds=seconds, workers=workers)

@@ -24,7 +24,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -86,15 +86,9 @@ class Status:
         return max(0.0, self.seconds_per_case * (self.left + len(self.running)) - begun) / max(1, self.workers)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "total": self.total,
-            "done": self.done,
-            "running": sorted(self.running),
-            "failed": self.failed,
-            "left": self.left,
-            "seconds_per_case": self.seconds_per_case,
-            "estimate_s": self.estimate,
-        }
+        shown = asdict(self) | {"running": sorted(self.running), "estimate_s": self.estimate}
+        del shown["workers"]
+        return shown
 
 
 class ResultFolder:
@@ -156,6 +150,12 @@ class ResultFolder:
         ran = _read(self.case(digest) / RAN) or self._packed.get(digest, {}).get("ran")
         took = ran.get("seconds") if isinstance(ran, dict) else None
         return float(took) if isinstance(took, int | float) and 0 <= took < sys.float_info.max else None
+
+    def recorded(self, digests: Collection[str]) -> tuple[set[str], dict[str, dict[str, Any]], list[float]]:
+        """Of these cases: those that are done, the failures of others, and the seconds that the done ones took."""
+        done = {digest for digest in digests if self.result(digest) is not None}
+        failures = {digest: one for digest in digests if digest not in done and (one := self.failure(digest))}
+        return done, failures, [took for digest in done if (took := self.seconds(digest)) is not None]
 
     @cached_property
     def _packed(self) -> dict[str, dict[str, Any]]:
