@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 
 import torch
 
-from gradveil.bench.throughput import throughput
-from gradveil.bench.timing import CIFAR
+from gradveil.lab.bench import throughput
 
-PHOTOS = replace(CIFAR, height=224, width=224, classes=1000)
 SETTINGS = {
     "lenet": {"model": "lenet:init=wide", "problems": 512, "steps": 40},
     "resnet18": {"model": "resnet18", "problems": 128, "steps": 10},
-    "resnet18-224": {"model": "resnet18", "problems": 32, "steps": 10, "domain": PHOTOS},
+    "resnet18-224": {"model": "resnet18", "problems": 32, "steps": 10, "size": 224, "classes": 1000},
 }
 
 

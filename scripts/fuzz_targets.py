@@ -46,14 +46,10 @@ from gradveil.lab.generators.progan import read_tfjs
 from gradveil.lab.generators.published import read_checkpoint
 from gradveil.lab.generators.stylegan2 import StyleGAN2, _published, load_stylegan2
 from gradveil.lab.generators.training import Schedule, Trainer
+from gradveil.lab.leaderboard import read_entries, render_leaderboard
+from gradveil.lab.reproduce import measured_file, page, plan, reproduction
+from gradveil.lab.sweeps import ResultFolder, make_study, queue_of, read_study, status_of
 from gradveil.report import render, render_trainings
-from gradveil.reproduction import REPRODUCTIONS, page, plan
-from gradveil.reproduction.run import measured_file
-from gradveil.studies import Ledger, read_study, status_of
-from gradveil.studies.agenda import agenda_of
-from gradveil.studies.leaderboard import render_leaderboard
-from gradveil.studies.leaderboard.entries import read_entries
-from gradveil.studies.study import make_study
 from gradveil.threat import load_observations
 
 CASE = {"data": "mnist-samples", "model": "mlp:hidden=8,depth=1", "defenses": ["none"], "attacks": ["ig:iterations=1"],
@@ -203,22 +199,23 @@ def _strategies(folder: Path) -> None:
 STUDY = {"base": dict(CASE), "grid": {"seed": [0, 1]}}
 
 
-def _ledger(folder: Path) -> None:
-    study, ledger = make_study("fuzz", STUDY), Ledger(folder)
-    ledger.save_study(study)
+def _results(folder: Path) -> None:
+    study, results = make_study("fuzz", STUDY), ResultFolder(folder)
+    results.save_study(study)
     done, failed = study.entries
-    draft = ledger.draft(done.digest)
+    draft = results.draft(done.digest)
     audit = run_case(make_case(dict(CASE)), draft)
     result = {"kind": "audit", "title": done.title, "case": done.case.as_json(), "environment": audit["environment"]}
-    ledger.publish(done.digest, draft, {**result, "together": [done.digest], "rows": audit["rows"]}, 1.0)
-    ledger.save_failure(failed, "no luck", "all that was said", alone=True)
+    results.publish(done.digest, draft, {**result, "together": [done.digest], "rows": audit["rows"]}, 1.0)
+    results.save_failure(failed, "no luck", "all that was said", alone=True)
+    results.pack(folder)
     (folder / ".lock").write_text(json.dumps({"pid": 1, "host": "x", "running": [], "workers": 2}))
 
 
 def _measured(folder: Path) -> None:
     """What a reproduction measured by functions, and one of its cases."""
     for name in ("censor-overhead", "ggl-fig13"):
-        for table, lines in plan(REPRODUCTIONS[name], "small").pairs():
+        for table, lines in plan(reproduction(name), "small").pairs():
             for fields in [one for planned in lines for one in planned.fields][:3]:
                 figures = {column.metric: 1.5 for column in table.columns}
                 write_json(
@@ -247,7 +244,7 @@ ORIGINALS: dict[str, Callable[[Path], None]] = {
     "leaderboard": _leaderboard, "generator": _generator, "checkpoint": _checkpoint, "cifar": _cifar,
     "cifar100": _cifar100, "stylegan": _stylegan, "observed": _observed, "idx": _idx,
     "photos": _photos, "tfjs": _tfjs, "lpips": _lpips, "state": _state, "archives": _archives,
-    "strategies": _strategies, "ledger": _ledger, "measured": _measured, "cache": _cache,
+    "strategies": _strategies, "results": _results, "measured": _measured, "cache": _cache,
 }  # fmt: skip
 
 
@@ -345,15 +342,15 @@ def _ways(folder: Path) -> None:
 
 def _sweep(folder: Path) -> None:
     study = make_study("fuzz", STUDY)
-    agenda_of(study, Ledger(folder), retry=False).standing()
+    queue_of(study, ResultFolder(folder), retry=False).status()
     for entry in study.entries:
-        Ledger(folder).seconds(entry.digest)
+        ResultFolder(folder).seconds(entry.digest)
     status_of(folder)
 
 
 def _pages(folder: Path) -> None:
     for name in ("censor-overhead", "ggl-fig13"):
-        page(plan(REPRODUCTIONS[name], "small"), folder)
+        page(plan(reproduction(name), "small"), folder)
 
 
 def _asset(folder: Path) -> None:
@@ -402,7 +399,7 @@ TARGETS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "numpy pickles": ("lpips", lambda folder: read_numpy_pickle(folder / "vgg16.ckpt")),
     "archives": ("archives", _unpacked),
     "strategies": ("strategies", _ways),
-    "ledger": ("ledger", _sweep),
+    "results of a sweep": ("results", _sweep),
     "reproduction pages": ("measured", _pages),
     "assets": ("cache", _asset),
     "gradveil attack": ("training", _command("attack", f"DIR/{TAP}", "--attack", "analytic", "--out", "DIR/found")),
@@ -421,7 +418,7 @@ TARGETS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "gradveil inspect": ("state", _command("inspect", "DIR/state.safetensors", "--previous", "DIR/previous.safetensors",
         "--model", "mlp:hidden=8,depth=1", "--data", "mnist-samples")),
     "gradveil inspect OBSERVATION": ("training", _command("inspect", f"DIR/{TAP}")),
-    "gradveil sweep --status": ("ledger", _command("sweep", "--status", "--out", "DIR")),
+    "gradveil sweep --status": ("results", _command("sweep", "--status", "--out", "DIR")),
     "gradveil leaderboard": ("leaderboard", _command("leaderboard", "--out", "DIR")),
     "gradveil generator show": ("generator", _command("generator", "show", "file:path=DIR/own.safetensors",
         "--rows", "1", "--out", "DIR/sheet.png")),

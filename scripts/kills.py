@@ -59,7 +59,7 @@ STUDY = {
     "grid": {"seed": [0, 1], "defenses": ["none", "noise:sigma=0.1"]},
 }
 SETTING = f"""
-from gradveil.studies.leaderboard.settings import SETTINGS, Setting
+from gradveil.lab.leaderboard import SETTINGS, Setting
 
 audit = { ({**AUDIT, "unfit": "leave out"} | {"attacks": [ATTACK]})!r}
 training = { ({**TRAINING, "rounds": 6} | {"tap": []})!r}

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from lines import Lines
 
-from gradveil.studies.leaderboard import SHOWN, enter, settings_named
+from gradveil.lab.leaderboard import SHOWN, enter, settings_named
 
 
 def main() -> None:

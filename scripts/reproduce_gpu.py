@@ -26,8 +26,8 @@ import torch
 from gradveil.auditing import score_again
 from gradveil.core.progress import Progress
 from gradveil.data import DATASETS, ImageSet, MemoryImages, load
-from gradveil.reproduction import SCALES, Plan, page, plan, reproduction, run_here
-from gradveil.studies import Ledger, Standing
+from gradveil.lab.reproduce import SCALES, Plan, page, plan, reproduction, run_plan
+from gradveil.lab.sweeps import ResultFolder, Status
 
 
 @DATASETS.register("npz")
@@ -46,18 +46,18 @@ class Lines:
     """Every case once it is done, as a line; what it saw goes, for the updates of a large model fill a disk."""
 
     def __init__(self, planned: Plan, out: Path, started: float) -> None:
-        self.planned, self.ledger, self.started = planned, Ledger(out), started
+        self.planned, self.results, self.started = planned, ResultFolder(out), started
         self.printed: set[str] = set()
 
-    def __call__(self, now: Standing) -> None:
+    def __call__(self, now: Status) -> None:
         for entry in self.planned.study.entries if self.planned.study else ():
-            result = None if entry.digest in self.printed else self.ledger.result(entry.digest)
+            result = None if entry.digest in self.printed else self.results.result(entry.digest)
             if result is not None:
                 self.printed.add(entry.digest)
-                shutil.rmtree(self.ledger.case(entry.digest) / "observations", ignore_errors=True)
+                shutil.rmtree(self.results.case(entry.digest) / "observations", ignore_errors=True)
                 row = next((row for row in result["rows"] if row.get("prior_of") is None), {})
                 shown = "  ".join(f"{name} {row[name]:.3f}" for name in ("psnr", "ssim", "accuracy") if row.get(name))
-                took = self.ledger.seconds(entry.digest) or 0.0
+                took = self.results.seconds(entry.digest) or 0.0
                 say(self.started, f"{took:7.1f} s  {self.planned.reproduction.name}: {entry.title}  {shown}")
         for title, reason in now.failed.items():
             if title not in self.printed:
@@ -88,10 +88,10 @@ def narrowed(planned: Plan, patterns: list[str]) -> Plan:
 
 def add_scores(planned: Plan, out: Path) -> None:
     """LPIPS and what rests on it, for audits that were run where there was none."""
-    ledger = Ledger(out)
+    results = ResultFolder(out)
     for entry in planned.study.entries if planned.study else ():
-        if entry.kind == "audit" and ledger.result(entry.digest) is not None:
-            score_again(ledger.case(entry.digest))
+        if entry.kind == "audit" and results.result(entry.digest) is not None:
+            score_again(results.case(entry.digest))
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
             if options.score:
                 add_scores(planned, out)
             else:
-                run_here(narrowed(planned, options.lines), out, tell=Lines(planned, out, started))
+                run_plan(narrowed(planned, options.lines), out, start="here", report=Lines(planned, out, started))
         signal.alarm(0)
     except KeyboardInterrupt:
         say(started, "stopped; finished cases are kept")

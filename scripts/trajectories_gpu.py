@@ -14,9 +14,8 @@ from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.engine import Plan, bound
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.parts.search import Adam, Found, Problems
-from gradveil.bench.throughput import observations
-from gradveil.bench.timing import CIFAR
 from gradveil.core.progress import SILENT
+from gradveil.lab.bench import CIFAR, observations
 
 PROBLEMS, STEPS = 4, 20
 

@@ -15,8 +15,8 @@ import pytest
 import gradveil
 from gradveil.core.atomic import make_folder, open_file, write_atomically
 from gradveil.core.errors import GradveilError
-from gradveil.reproduction import plan, run_here
-from reproduction.test_reproductions import tiny
+from gradveil.lab.reproduce import plan, run_plan
+from lab.reproduce.test_reproductions import tiny
 
 SOURCE = Path(gradveil.__file__).parent
 WRITES = {"core/atomic.py"}
@@ -191,7 +191,7 @@ def test_all_that_commands_write_is_for_their_user_alone(umask: int, tmp_path: P
 def test_a_reproduction_is_for_its_user_alone(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
-        run_here(plan(tiny(), "small"), tmp_path / "reproduced")
+        run_plan(plan(tiny(), "small"), tmp_path / "reproduced", start="here")
     finally:
         os.umask(before)
     made = {path: mode(path) for path in tmp_path.rglob("*")}

@@ -11,7 +11,7 @@ import gradveil
 
 LEVELS = (
     "core", "assets", "data", "models", "generators", "joint", "defenses", "client", "threat", "attacks", "federated",
-    "metrics", "auditing", "report", "studies", "bench", "reproduction", "lab", "cli",
+    "metrics", "auditing", "report", "lab", "cli",
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent
 ONLY_FOR_PEOPLE = {"typer", "rich"}
@@ -19,6 +19,8 @@ NOT_ON_ACCELERATORS = {
     "typer", "rich", "jinja2", "flwr", "ray", "cma", "botorch", "dp_accounting", "cryptography",
 }  # fmt: skip
 """Not there, or slow to load: what needs one imports it when it is needed."""
+COMMANDS = "lab/commands"
+"""The lab's part of the command line: it may import what ``cli`` may."""
 ADAPTERS = {"federated/flower": {"flwr"}}
 """Folders that are nothing without what they adapt to, and that nothing else imports."""
 
@@ -37,7 +39,7 @@ def imported(source: str, *, at_once: bool = False) -> set[str]:
 
 def forbidden(folder: str, source: str) -> set[str]:
     """Imports of this source that its folder may not have."""
-    top = folder.partition("/")[0]
+    top = "cli" if folder == COMMANDS else folder.partition("/")[0]
     level = LEVELS.index(top)
     banned = {"torch"} if top == "report" else set()
     banned |= ONLY_FOR_PEOPLE if top != "cli" else set()
@@ -74,6 +76,9 @@ def test_every_folder_has_a_level() -> None:
         ("federated", "import flwr"),
         ("metrics", "from rich.console import Console"),
         ("report", "import torch"),
+        ("auditing", "from gradveil.lab.sweeps import run_study"),
+        ("lab/sweeps", "from gradveil.cli.progress import clock"),
+        ("lab/bench", "import typer"),
     ],
 )
 def test_a_forbidden_import_is_caught(folder: str, line: str) -> None:

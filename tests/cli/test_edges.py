@@ -22,7 +22,9 @@ from gradveil.threat import save_observations
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer loads names that click is about to drop
-    from gradveil.cli import attack, audit, leaderboard, main
+    from gradveil.cli import attack, audit, main
+    from gradveil.lab.bench import BENCHES
+    from gradveil.lab.commands import leaderboard
 
 Command = Callable[..., tuple[int, str, str]]
 """Exit code, standard output and standard error of a command line."""
@@ -164,7 +166,7 @@ def test_a_setting_that_is_not_there_is_refused_without_a_defense_too(
 
 def test_an_interrupted_command_says_so(seen: str, gradveil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attack, "load_observations", interrupted)
-    monkeypatch.setattr("gradveil.bench.rounds", interrupted)
+    monkeypatch.setitem(BENCHES, "rounds", interrupted)
     for arguments in (["attack", seen], ["bench", "rounds"]):
         assert gradveil(*arguments) == (130, "", "gradveil: interrupted\n")
 

@@ -42,15 +42,15 @@ COMMANDS = {
         "Train a model among clients, with a defense or without: accuracy, time and bytes per round in train.json.",
     ),
     "sweep": (
-        "gradveil.cli.sweep:sweep",
+        "gradveil.lab.commands.sweep:sweep",
         "Run every case of a study that is not done yet; each gets a folder, named by its digest, with result.json.",
     ),
     "reproduce": (
-        "gradveil.cli.reproduce:reproduce",
+        "gradveil.lab.commands.reproduce:reproduce",
         "Run a table or figure of a paper, and write a page with the paper's figures beside ours. Done cases are kept.",
     ),
     "leaderboard": (
-        "gradveil.cli.leaderboard:leaderboard",
+        "gradveil.lab.commands.leaderboard:leaderboard",
         "Enter defenses into the leaderboard, or only write its page anew; run again, it goes on where it stopped.",
     ),
     "inspect": (
@@ -62,7 +62,7 @@ COMMANDS = {
         "List attacks, defenses, models, generators, data sets, assets or threat models.",
     ),
     "assets": ("gradveil.cli.assets:app", "Data sets and weights: fetch and verify."),
-    "bench": ("gradveil.cli.bench:app", "Benchmarks, each against a baseline in the same run."),
+    "bench": ("gradveil.lab.commands.bench:app", "Benchmarks, each against a baseline in the same run."),
     "generator": (
         "gradveil.cli.generator:app",
         "Generators, the prior of generative attacks: train one, look at one.",

@@ -32,7 +32,7 @@ _PATIENCE = 1.0
 """Seconds to wait for a lock: a process that was just killed, or one that looks who holds it, needs a moment."""
 
 
-class Claim:
+class FolderLock:
     """A lock that is held. Forked workers hold it too, until the last of them ends."""
 
     def __init__(self, file: int) -> None:
@@ -46,12 +46,12 @@ class Claim:
             os.pwrite(self._file, text, 0)
 
 
-_held: dict[tuple[Path, int], Claim] = {}
+_held: dict[tuple[Path, int], FolderLock] = {}
 """By folder and thread: who holds a folder may claim it again."""
 
 
 @contextmanager
-def claimed(folder: Path, *, patience: float | None = None) -> Iterator[Claim]:
+def claimed(folder: Path, *, patience: float | None = None) -> Iterator[FolderLock]:
     """Hold a folder, which is made where needed, and for no longer than that if nothing is written into it.
 
     Args:
@@ -67,7 +67,7 @@ def claimed(folder: Path, *, patience: float | None = None) -> Iterator[Claim]:
         return
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     file = _acquired(folder, _PATIENCE if patience is None else patience)
-    owner, _held[key] = os.getpid(), Claim(file)
+    owner, _held[key] = os.getpid(), FolderLock(file)
     _held[key].say()
     try:
         yield _held[key]

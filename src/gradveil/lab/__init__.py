@@ -1,1 +1,1 @@
-"""What is made with the library and is not part of it: nothing of the library imports it."""
+"""What is made with the library and is not part of it: sweeps, reproductions, leaderboard, benchmarks, generators."""

@@ -1,0 +1,1 @@
+"""The lab's commands: parse, call, print."""

@@ -1,0 +1,141 @@
+"""``gradveil reproduce``: a table or figure of a paper, with ours beside it on a page."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gradveil.cli.progress import clock
+from gradveil.core.atomic import write_atomically
+from gradveil.core.errors import GradveilError
+from gradveil.lab.commands.sweep import start_of_workers
+from gradveil.lab.reproduce import Plan, page, plan, reproduction, reproductions, run_plan
+from gradveil.lab.sweeps import Status
+
+_WIDE = 160
+_FOLDER = Path("reproductions")
+_QUIET_SECONDS = 10.0
+
+
+class Size(StrEnum):
+    """How much of it."""
+
+    SMALL = "small"
+    PAPER = "paper"
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Such as censor-1; --list shows all.")] = None,
+    scale: Annotated[Size, typer.Option(help="small: ten minutes of two cores; paper: for a GPU.")] = Size.SMALL,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD=DATA", help="Data that you bring, as ImageNet=imagenet:path=FOLDER. May be repeated."
+        ),
+    ] = None,
+    generator: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD=GENERATOR", help="Generator for data that you bring. May be repeated."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda", help="By itself cpu at the scale small, cuda at the scale paper.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes on this machine; by itself as many as it has cores, with a GPU 1."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; by itself reproductions/NAME-SCALE.")] = None,
+    page_file: Annotated[
+        Path | None, typer.Option("--page", help="File of the page; by itself page.md in --out.")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only write the page of what is done.")] = True,
+    show: Annotated[bool, typer.Option("--list", help="Show all names, and what each takes.")] = False,
+) -> None:
+    """Run a table or figure of a paper, and write a page with the paper's figures beside ours. Done cases are kept."""
+    if show:
+        _print_names()
+        return
+    if name is None:
+        raise GradveilError("name a reproduction, such as censor-1; gradveil reproduce --list shows all")
+    chosen = device or ("cuda" if scale is Size.PAPER else "cpu")
+    if chosen not in ("cpu", "cuda"):
+        raise GradveilError(f"the device is cpu or cuda, not {chosen!r}")
+    planned = plan(
+        reproduction(name),
+        scale.value,
+        device=chosen,
+        data=_brought("data", data),
+        generators=_brought("generator", generator),
+    )
+    _check(planned, run)
+    folder = out or _FOLDER / f"{name}-{scale.value}"
+    if run:
+        on_gpu = chosen == "cuda"
+        count, start = workers or (1 if on_gpu else os.cpu_count() or 1), start_of_workers(on_gpu)
+        try:
+            run_plan(planned, folder, workers=count, start=start, report=_Lines())
+        except KeyboardInterrupt:
+            typer.echo("interrupted; what is done is kept: the same command goes on from there", err=True)
+            raise typer.Exit(130) from None
+    target = page_file or folder / "page.md"
+    write_atomically(target, page(planned, folder).encode())
+    typer.echo(target)
+
+
+def _check(planned: Plan, run: bool) -> None:
+    if planned.cases == 0:
+        bring = " or ".join(f"--data '{word}={how}'" for word, how in planned.missing().items())
+        name = planned.reproduction.name
+        raise GradveilError(f"{name} cannot run at the scale {planned.scale} with the data at hand: add {bring}")
+    if run and planned.device == "cuda" and not torch.cuda.is_available():
+        raise GradveilError(
+            f"{planned.reproduction.name} at the scale {planned.scale} is for a GPU, and torch sees none here: "
+            "add --scale small, or --device cpu and much time"
+        )
+
+
+def _brought(option: str, given: list[str] | None) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given or []]
+    for word, equals, spec in pairs:
+        if not word or not spec:
+            text = f"{word}{equals}{spec}"
+            raise GradveilError(
+                f"cannot read --{option} {text!r}; write WORD=NAME, such as ImageNet=imagenet:path=FOLDER"
+            )
+    return {word: spec for word, _, spec in pairs}
+
+
+class _Lines:
+    """A line when something was done, but not more often than every ten seconds."""
+
+    def __init__(self) -> None:
+        self._printed, self._done = time.monotonic(), 0
+
+    def __call__(self, now: Status) -> None:
+        if now.done != self._done and time.monotonic() - self._printed > _QUIET_SECONDS:
+            self._printed, self._done = time.monotonic(), now.done
+            rest = "" if now.estimate is None else f", about {clock(now.estimate)} left"
+            typer.echo(f"{now.done} of {now.total} cases done, {len(now.failed)} failed{rest}", err=True)
+
+
+def _print_names() -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("name", "in the paper", "small", "paper", "what it is"):
+        table.add_column(title, overflow="fold", no_wrap=title != "what it is")
+    for name, one in reproductions().items():
+        costs = []
+        for scale in Size:
+            cases = plan(one, scale.value).cases
+            costs.append(f"{cases} cases, {one.minutes[scale.value]} min" if cases else "needs your data")
+        table.add_row(name, one.where, *costs, one.about)
+    out = Console(soft_wrap=True)
+    (out if out.is_terminal else Console(width=_WIDE)).print(table)  # a file or a pipe has no edge to wrap at
+    typer.echo("small: minutes of two cores; paper: minutes of one H200, estimated.")

@@ -1,0 +1,126 @@
+"""How the objective of GGL looks around the private picture: an analysis, for it needs the truth, not an attack.
+
+The slice goes through the code that draws the private picture best (found from the picture itself), toward a random
+code and in a second random direction: z(a, b) = z0 + a (z1 - z0) + b e. Where the objective of the adversary is low is
+compared with where pictures are like the private one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from gradveil import models
+from gradveil.attacks.aware import as_defended, as_trusted, estimated
+from gradveil.attacks.generative import SHIPPED
+from gradveil.attacks.parts.objectives import Squared
+from gradveil.client import SimulatedClient
+from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.seeding import generator
+from gradveil.core.streams import Stream
+from gradveil.core.trees import detached, stack
+from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.data import load
+from gradveil.defenses import DEFENSES, Defense
+from gradveil.generators import Generator, build
+from gradveil.metrics import LPIPS
+from gradveil.metrics.pixel import mse
+from gradveil.threat import observe, threat_model
+
+_AT_ONCE = 64
+"""Pictures whose gradients are in memory together."""
+REACH = 1.5
+"""How far the slice goes to each side of the private picture's code, in distances to the random code."""
+
+
+def landscape(fields: dict[str, Any]) -> dict[str, Any]:
+    """The objective over the slice, and how its order agrees with that of the distances to the private picture."""
+    from scipy.stats import spearmanr  # takes a second to load
+
+    device, side, data = fields["device"], fields["points"], load(fields["data"])
+    name = SHIPPED.get(data.domain.shape)
+    if name is None:
+        raise GradveilError(f"no generator is shipped for the pictures of {fields['data']}")
+    draws, rng = build(name).to(device), generator(fields["seed"], "landscape", device=device)
+    private = data.batch([0]).to(device)
+    codes = _slice(draws, _code_of(draws, private, fields["steps"], rng), side, rng)
+    labels = private.labels.expand(len(codes))
+    with torch.no_grad():
+        pictures = draws.decode(codes, labels)
+    objective = _objective(fields, private, Batch(pictures, labels), data.domain)
+    truth = private.inputs.expand_as(pictures).cpu()
+    pixels = mse(pictures.cpu(), truth)
+    try:
+        looks = LPIPS("vgg").distance(pictures.cpu(), truth)
+    except NotAvailableError:
+        looks = None
+    lowest = int(objective.argmin())
+    return {
+        "with_mse": float(spearmanr(objective, pixels).statistic),
+        "with_lpips": None if looks is None else float(spearmanr(objective, looks).statistic),
+        "at_private": float(objective[len(objective) // 2]),
+        "lowest": float(objective[lowest]),
+        "mse_at_lowest": float(pixels[lowest]),
+        "mse_at_private": float(pixels[len(pixels) // 2]),
+        "surface": objective.view(side, side).tolist(),
+    }
+
+
+def _code_of(draws: Generator, private: Batch, steps: int, rng: torch.Generator) -> Tensor:
+    """The code [1, latent] whose picture is nearest to the private one, by Adam over pixels."""
+    code = draws.codes(1, rng).requires_grad_()
+    adam = torch.optim.Adam([code], lr=0.05)
+    for _ in range(steps):
+        loss = (draws.decode(code, private.labels) - private.inputs).square().mean()
+        (code.grad,) = torch.autograd.grad(loss, [code])
+        adam.step()
+    return code.detach()
+
+
+def _slice(draws: Generator, center: Tensor, side: int, rng: torch.Generator) -> Tensor:
+    """Codes [side * side, latent] with the center in the middle."""
+    toward = draws.codes(1, rng) - center
+    across = draws.codes(1, rng)
+    across = across * toward.norm() / across.norm()
+    along = torch.linspace(-REACH, REACH, side, device=center.device)
+    steps = torch.cartesian_prod(along, along)
+    return center + steps @ torch.cat([toward, across])
+
+
+def _objective(fields: dict[str, Any], private: Batch, drawn: Batch, domain: Domain) -> Tensor:
+    """How far the gradient of each picture is from the update that was sent, as the adversary sees it, [n]."""
+    defense = DEFENSES.build(fields["defense"])
+    module = defense.on_model(models.build(fields["model"], domain, seed=fields["seed"]).to(fields["device"]))
+    sent = detached(dict(module.named_parameters()))
+    rng = Stream.seeded(fields["seed"], "defense")
+    seen = observe(
+        module=module,
+        model=fields["model"],
+        domain=domain,
+        sent=sent,
+        reply=SimulatedClient(module, recipe=Recipe(), defense=defense).reply(sent, private, rng).update,
+        batch=private,
+        recipe=Recipe(),
+        defense=fields["defense"],
+        threat=threat_model("C"),
+    )
+    plain = SimulatedClient(module, recipe=Recipe(), defense=Defense())
+    # What is estimated has an axis of observations, of which there is one here.
+    about = {
+        name: {key: tensor[0] for key, tensor in value.items()} if isinstance(value, dict) else value[0]
+        for name, value in estimated([seen]).items()
+    } | {"reply": seen.reply}
+
+    def away(update: Params) -> Tensor:
+        if not fields["aware"]:
+            return Squared()(update, seen.reply)
+        return Squared()(as_trusted(as_defended(update, about), about), as_trusted(seen.reply, about))
+
+    def of_some(some: list[Batch]) -> Tensor:
+        return vmap(away)(stack([one.update for one in plain.replies(sent, some, [rng] * len(some))])).cpu()
+
+    each = [drawn.take(slice(i, i + 1)) for i in range(len(drawn))]
+    return torch.cat([of_some(each[i : i + _AT_ONCE]) for i in range(0, len(each), _AT_ONCE)])

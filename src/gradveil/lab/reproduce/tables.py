@@ -1,0 +1,173 @@
+"""A published table as plain data: its words, its figures, and the case that each of its lines stands for.
+
+A line of a table is named by one word under each heading, such as ("CIFAR-10", "IG", "Noise"). Every word brings fields
+of a case, at each scale; those of a line together, over the fields of the table, are the case that measures it.
+
+The tables are in ``papers/PAPER.yaml``, which has the citation and, by name, the reproductions. There, the fields of a
+word or of ``base`` are those of both scales, unless they stand below ``small``, ``paper`` or ``both``; a row of
+``figures`` has the words of a line and then the numbers of the paper; without ``figures`` every combination of words is
+a line, and the paper has no numbers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from gradveil.core.errors import UnknownNameError
+from gradveil.lab.reproduce.landscape import landscape
+from gradveil.lab.reproduce.measures import concealed_sample, leakage_in_round, step_overhead
+
+Scale = Literal["small", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+Kind = Literal["audit", "training", "measure"]
+Fields = Mapping[str, Any]
+Line = tuple[str, ...]
+Figures = Mapping[Line, tuple[float | None, ...]]
+"""What a paper has, by line and in the order of its columns; None where it has nothing."""
+Measure = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""What is neither an audit nor a training: from fields to figures by name, and maybe a ``surface`` of them."""
+MEASURES: Mapping[str, Measure] = {
+    one.__name__: one for one in (concealed_sample, landscape, leakage_in_round, step_overhead)
+}
+PAPERS = ("censor", "outpost", "dcs2", "ggl")
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a word of a table stands for at each scale. Without fields, its lines are not run there, for the reason."""
+
+    small: Fields | None
+    paper: Fields | None
+    why: str = ""
+    asks: str = ""
+    """For data that the user has to bring: how to name them, such as ``imagenet:path=FOLDER``."""
+    instead: str = ""
+    """The data that stand in for these until the user brings them."""
+
+    def at(self, scale: Scale) -> Fields | None:
+        return self.small if scale == "small" else self.paper
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a line: what the paper calls it, and where it is found among ours."""
+
+    title: str
+    metric: str
+    over: Literal["mean", "best", "spread of images", "spread of seeds", "kept"] = "mean"
+    """``best``: the highest of each batch; ``kept``: in percent of what it is without a defense, the first word under
+    the last heading."""
+    digits: int = 2
+    in_paper: bool = True
+    """Whether the paper has such a column; the others are ours alone."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table, or the part of one that is measured in one way."""
+
+    title: str
+    headings: tuple[str, ...]
+    words: tuple[Mapping[str, Word], ...]
+    """By heading, what its words stand for."""
+    columns: tuple[Column, ...]
+    figures: Figures
+    base: Word
+    kind: Kind = "audit"
+    measure: Measure | None = None
+    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"small": 1, "paper": 1})
+    """How many seeds each line is measured with, from 0 on."""
+    first_of_batch: bool = False
+    """Whether only the first example of each batch counts: the sensitive one."""
+    skipped: Mapping[Line, str] = field(default_factory=dict)
+    """By some words: why lines with all of these are not run at any scale."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One table or figure of a paper, as it can be run here."""
+
+    name: str
+    paper: str
+    """The key of the paper."""
+    citation: str
+    where: str
+    """Such as ``Table I``."""
+    about: str
+    tables: tuple[Table, ...]
+    minutes: Mapping[Scale, str]
+    """What it takes: small on two cores, paper on one H200."""
+    differs: tuple[str, ...]
+    """What differs from the paper's setting, and what is known of the reasons for other figures."""
+    not_run: tuple[str, ...] = ()
+    """What of the table or figure has no line here at all, and why."""
+
+
+@cache
+def reproductions() -> dict[str, Reproduction]:
+    """All reproductions by name."""
+    found: dict[str, Reproduction] = {}
+    for paper in PAPERS:
+        text = (Path(__file__).parent / "papers" / f"{paper}.yaml").read_text()
+        file = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for name, fields in file["reproductions"].items():
+            fields |= {part: tuple(fields.get(part, ())) for part in ("differs", "not_run")}
+            fields["tables"] = tuple(_table(**one) for one in fields["tables"])
+            found[name] = Reproduction(name=name, paper=paper, citation=file["citation"], **fields)
+    return found
+
+
+def reproduction(name: str) -> Reproduction:
+    """The reproduction of a name.
+
+    Raises:
+        UnknownNameError: if there is none; it names near ones.
+    """
+    known = reproductions()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "gradveil reproduce --list shows all"
+        raise UnknownNameError(f"no reproduction is called {name!r}; {hint}")
+    return known[name]
+
+
+def _table(
+    *,
+    words: dict[str, dict[str, Any]],
+    columns: list[dict[str, Any]],
+    base: dict[str, Any] | None = None,
+    figures: list[list[Any]] | None = None,
+    measure: str | None = None,
+    skipped: list[dict[str, Any]] | None = None,
+    **others: Any,
+) -> Table:
+    """A table as its file has it."""
+    count = len(words)
+    rows: list[Any] = list(itertools.product(*words.values())) if figures is None else figures
+    return Table(
+        headings=tuple(words),
+        words=tuple({text: _word(fields) for text, fields in part.items()} for part in words.values()),
+        columns=tuple(Column(**column) for column in columns),
+        base=_word(base or {}),
+        figures={tuple(row[:count]): tuple(row[count:]) for row in rows},
+        measure=None if measure is None else MEASURES[measure],
+        skipped={tuple(rule["words"]): rule["why"] for rule in skipped or []},
+        **others,
+    )
+
+
+def _word(fields: dict[str, Any]) -> Word:
+    """Fields of both scales, or the parts of a word."""
+    if not fields.keys() & {"small", "paper", "both", "why", "asks"}:
+        return Word(fields, fields)
+    parts = dict(fields)
+    both = parts.pop("both", None)
+    return Word(parts.pop("small", both), parts.pop("paper", both), **parts)

@@ -1,0 +1,67 @@
+"""What is neither an audit nor a training: costs, rounds of a training, and landscapes of the objective."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradveil.core.seeding import generator
+from gradveil.generators import build
+from gradveil.lab.reproduce.landscape import _slice, landscape
+from gradveil.lab.reproduce.measures import _leakage_by_round, concealed_sample, leakage_in_round, step_overhead
+
+
+def surface(defense: str, *, aware: bool) -> dict[str, object]:
+    return landscape(
+        {
+            "data": "mnist-samples", "model": "lenet:init=wide", "defense": defense, "aware": aware, "points": 3,
+            "steps": 40, "seed": 0, "device": "cpu",
+        }
+    )  # fmt: skip
+
+
+def test_the_slice_has_the_code_of_the_private_picture_in_its_middle_and_two_directions() -> None:
+    draws = build("mnist")
+    center = torch.randn(1, draws.latent, generator=generator(1))
+    codes = _slice(draws, center, 3, generator(0))
+    assert codes.shape == (9, draws.latent)
+    assert torch.allclose(codes[4], center[0], atol=1e-5)
+    assert int(torch.linalg.matrix_rank(codes - center, tol=1e-3)) == 2
+
+
+def test_an_adversary_that_adapts_sees_the_private_picture_lower_under_sparsification() -> None:
+    plain, adapted = (surface("sparsify:rate=0.9", aware=aware) for aware in (False, True))
+    assert adapted["at_private"] < plain["at_private"]  # type: ignore[operator]
+    assert -1 <= plain["with_mse"] <= 1  # type: ignore[operator]
+    assert torch.tensor(plain["surface"]).shape == (3, 3)
+    assert torch.tensor(plain["surface"])[1, 1] == pytest.approx(plain["at_private"])
+
+
+def test_without_a_defense_nothing_is_lower_than_the_private_picture() -> None:
+    found = surface("none", aware=False)
+    assert found["lowest"] == found["at_private"]
+    assert found["mse_at_lowest"] == found["mse_at_private"]
+
+
+def test_a_concealed_sample_takes_time_and_its_memory_is_not_known_on_a_cpu() -> None:
+    fields = {"data": "mnist-samples", "model": "lenet", "seed": 0, "device": "cpu"}
+    found = concealed_sample({**fields, "defense": "dcs2:iterations=20,sensitive=first"})
+    assert found["megabytes"] is None
+    assert found["seconds"] is not None and found["seconds"] > 0  # noqa: PT018
+
+
+def test_twenty_trials_make_a_step_longer() -> None:
+    found = step_overhead({"model": "mlp", "batch_size": 8, "device": "cpu", "defense": "censor", "seed": 0})
+    assert found["percent"] is not None and found["percent"] > 50  # noqa: PT018
+
+
+def test_all_rounds_come_of_one_training() -> None:
+    fields = {
+        "data": "mnist-samples", "model": "mlp", "clients": 3, "rounds": 2, "algorithm": "fedsgd", "batch_size": 1,
+        "defense": "none", "tapped": 2, "attack": "ig:iterations=2", "seed": 0, "device": "cpu",
+    }  # fmt: skip
+    before = _leakage_by_round.cache_info().misses
+    rounds = [leakage_in_round({**fields, "round": number}) for number in (1, 2)]
+    assert _leakage_by_round.cache_info().misses == before + 1
+    assert rounds[0]["psnr"] != rounds[1]["psnr"]
+    assert all(found["ssim"] is not None for found in rounds)
