@@ -68,6 +68,7 @@ app = typer.Typer(
 app.command("audit")(audit.audit)
 app.command("report")(audit.report)
 app.command("score")(audit.score)
+app.command("schema")(audit.schema)
 app.command("attack")(attack.attack)
 app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)

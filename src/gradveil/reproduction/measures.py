@@ -68,5 +68,5 @@ def _leakage_by_round(plan: str) -> dict[int, dict[str, float | None]]:
         trained, audited = Path(folder) / "training", Path(folder) / "audit"
         run_training(make_training(fields | {"tap": taps}), trained)
         case = {"observations": [str(trained)], "attacks": [attack], "device": fields["device"], "restarts": 1}
-        rows = run_observed(make_observed_case(case), audited)["rows"]
+        rows = run_observed(make_observed_case(case), audited).as_json()["rows"]
     return {row["round"]: {name: row[name] for name in MEANS} for row in rows if row["prior_of"] is None}

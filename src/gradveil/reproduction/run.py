@@ -135,4 +135,4 @@ def _scored(result: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
     """The result, with its rows as `gradveil score` left them, where it has been at work since."""
     assert result is not None
     store = Store(folder)
-    return {**result, "rows": store.read_audit()["rows"]} if store.audit.exists() else result
+    return {**result, "rows": store.read_audit().as_json()["rows"]} if store.audit.exists() else result

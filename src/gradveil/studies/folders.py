@@ -36,15 +36,16 @@ def part(case: Case, whole: dict[str, Any], source: Path, target: Path) -> dict[
         assert row is not None, "the audit of all is complete"
         crafted_by = cell.attack if ATTACKS.build(cell.attack, case.effort()).crafts else None
         if cell.prior_only:  # the first defense of all stands in it, where this case would have its own first
-            row |= {"defense": cell.defense}
-            row["files"] |= {"observation": own.relative(own.observation(cell.defense, crafted_by))}
+            observation = own.relative(own.observation(cell.defense, crafted_by))
+            files = row.files.model_copy(update={"observation": observation})
+            row = row.model_copy(update={"defense": cell.defense, "files": files})
         _linked(everything.reconstruction(cell.digest()), own.reconstruction(cell.digest()))
         _link_observations(everything, own, cell.defense, crafted_by)
         own.save_row(cell.digest(), row)
         rows.append(row)
     audit = assemble(chosen, rows, complete=True, left_out=left_out)
     own.save_audit(audit)
-    return audit
+    return audit.as_json()
 
 
 def _link_observations(everything: Store, own: Store, defense: str, crafted_by: str | None) -> None:

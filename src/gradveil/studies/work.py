@@ -74,9 +74,9 @@ def _run(unit: Unit, folder: Path) -> dict[str, Any]:
     case = unit.entries[0].case
     if isinstance(case, Case):
         defenses = dict.fromkeys(defense for entry in unit.entries for defense in entry.case.defenses)  # type: ignore[union-attr]
-        return run_case(case.model_copy(update={"defenses": tuple(defenses)}), folder, resume=True)
+        return run_case(case.model_copy(update={"defenses": tuple(defenses)}), folder, resume=True).as_json()
     if isinstance(case, ObservedCase):
-        return run_observed(case, folder, resume=True)
+        return run_observed(case, folder, resume=True).as_json()
     return run_training(case, folder, resume=True)
 
 

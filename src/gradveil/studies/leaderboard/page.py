@@ -113,7 +113,7 @@ def _task_words(entry: Entry) -> str:
     """What there is to find, and how much of it chance finds: that is as good as a defense can look."""
     case = entry.case
     lucky = wilson(round(case.chance * case.images), case.images)
-    grade = privacy_grade({"identified_interval": lucky, "chance": case.chance})
+    grade = privacy_grade(lucky, case.chance)
     return (
         f"{case.images} private images, {case.batch_size} behind each update, among the {len(load(case.data))} "
         f"candidates of `{case.data}`. Random picks identify {case.chance:.0%} of them on average, which with so few "

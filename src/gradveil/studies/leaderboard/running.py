@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradveil.auditing import run_case
+from gradveil.auditing import Audit, Row, run_case
 from gradveil.auditing.case import Case
-from gradveil.auditing.flags import PRIOR_ONLY, Row
 from gradveil.auditing.verdict import without_candidates, worst_of
 from gradveil.core.progress import SILENT, Progress
 from gradveil.defenses import DEFENSES
@@ -44,12 +43,12 @@ def enter(
     for spec in specs:
         entered = before[spec]
         kept = None if entered is None else entered.trained
-        fits = train and spec not in audit["left_out"]
+        fits = train and spec not in audit.left_out
         trained = _trained(setting, spec, work, device, progress) if fits else None
         yield save_entry(folder, _entry(setting, spec, audit, trained or kept))
 
 
-def _audited(case: Case, folder: Path, progress: Progress) -> dict[str, Any]:
+def _audited(case: Case, folder: Path, progress: Progress) -> Audit:
     """The audit of a case; rows that the folder holds already, of these or other defenses, are not run again."""
     return run_case(case, folder, resume=True, progress=progress)
 
@@ -69,31 +68,31 @@ def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Pro
     )
 
 
-def _entry(setting: Setting, spec: str, audit: dict[str, Any], trained: Trained | None) -> Entry:
-    case, environment = kept_of(audit["case"]), audit["environment"]
+def _entry(setting: Setting, spec: str, audit: Audit, trained: Trained | None) -> Entry:
+    case, environment = kept_of(audit.case), audit.environment
     about: dict[str, Any] = {"setting": setting.name, "defense": spec, "case": case, "environment": environment}
-    if spec in audit["left_out"]:
-        return Entry(**about, unfit=audit["left_out"][spec])
-    rows = [row for row in audit["rows"] if row["defense"] == spec and row["attack"] != PRIOR_ONLY]
-    verdict = next(one for one in audit["verdicts"] if one["defense"] == spec)
+    if spec in audit.left_out:
+        return Entry(**about, unfit=audit.left_out[spec])
+    rows = [row for row in audit.rows if row.defense == spec and not row.is_prior]
+    verdict = next(one for one in audit.verdicts if one.defense == spec)
     return Entry(
         **about,
-        grade=verdict["grade"],
-        worst=_worst([row for row in rows if row["attack"] == verdict["attack"]]),
+        grade=verdict.grade,
+        worst=_worst([row for row in rows if row.attack == verdict.attack]),
         rebuilt=_worst(without_candidates(rows)),
-        flags=tuple(verdict["flags"]),
+        flags=verdict.flags,
         trained=trained,
-        attacks=tuple(row["attack"] for row in rows),
+        attacks=tuple(row.attack for row in rows),
     )
 
 
 def _worst(rows: Sequence[Row]) -> Worst | None:
     worst = worst_of(rows)
-    if worst is None:
+    if worst is None or worst.identified is None or worst.identified_interval is None:
         return None
     return Worst(
-        attack=worst["attack"],
-        identified=worst["identified"],
-        interval=tuple(worst["identified_interval"]),
-        images=worst["images"],
+        attack=worst.attack,
+        identified=worst.identified,
+        interval=worst.identified_interval,
+        images=worst.images,
     )
