@@ -117,9 +117,9 @@ def at_least(count: int, trials: int, chance: float) -> float:
     >>> round(at_least(1, 8, 0.01), 4), at_least(0, 8, 0.01)
     (0.0773, 1.0)
     """
-    from scipy.stats import binom
+    from scipy.special import betainc  # not scipy.stats, which takes a second to load
 
-    return float(binom.sf(count - 1, trials, chance))
+    return float(betainc(count, trials - count + 1, chance)) if count else 1.0
 
 
 def privacy_grade(interval: tuple[float, float] | None, at_random: float | None) -> str | None:
