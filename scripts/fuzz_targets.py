@@ -208,7 +208,7 @@ def _ledger(folder: Path) -> None:
     ledger.save_study(study)
     done, failed = study.entries
     draft = ledger.draft(done.digest)
-    audit = run_case(make_case(dict(CASE)), draft)
+    audit = run_case(make_case(dict(CASE)), draft).as_json()
     result = {"kind": "audit", "title": done.title, "case": done.case.as_json(), "environment": audit["environment"]}
     ledger.publish(done.digest, draft, {**result, "together": [done.digest], "rows": audit["rows"]}, 1.0)
     ledger.save_failure(failed, "no luck", "all that was said", alone=True)

@@ -51,7 +51,7 @@ Object = dict[str, JsonValue]
 class _Record(BaseModel):
     """Part of the record. Fields that this version does not know are ignored."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class ImageScore(ImageMetrics, _Record):
@@ -313,7 +313,7 @@ def read_model(path: Path, kind: type[_Model], what: str) -> _Model:
 def complaint(error: ValidationError) -> str:
     """The first thing that is wrong with a file, and where: what stands after its name in a sentence."""
     first = error.errors(include_url=False, include_input=False)[0]
-    kind, message = first["type"], first["msg"]
+    kind, message = first["type"], first["msg"].removeprefix("Input ")
     if kind == "json_invalid":
         deep = " or nested too deeply" if "recursion" in message else ""
         return f" is not valid JSON{deep}; the file is damaged or was cut short"
