@@ -204,7 +204,7 @@ def _results(folder: Path) -> None:
     results.save_study(study)
     done, failed = study.entries
     draft = results.draft(done.digest)
-    audit = run_case(make_case(dict(CASE)), draft)
+    audit = run_case(make_case(dict(CASE)), draft).as_json()
     result = {"kind": "audit", "title": done.title, "case": done.case.as_json(), "environment": audit["environment"]}
     results.publish(done.digest, draft, {**result, "together": [done.digest], "rows": audit["rows"]}, 1.0)
     results.save_failure(failed, "no luck", "all that was said", alone=True)

@@ -19,7 +19,7 @@ from gradveil.attacks.identification.attack import Identify
 from gradveil.attacks.identification.entering import Entering
 from gradveil.attacks.identification.informed import likeness_for
 from gradveil.attacks.identification.likeness import Angle, Likeness
-from gradveil.auditing.ranks import ranked
+from gradveil.auditing.scoring import ranked
 from gradveil.client import SimulatedClient
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
@@ -74,7 +74,7 @@ def main() -> None:
             for way, likeness in WAYS.items():
                 attack = Identify(title=way, likeness=likeness, draws=16)
                 found = attack(seen, seeds=[0] * len(seen))
-                shares[way].append(ranked(found, private, DATA)["ranked_first"])
+                shares[way].append(ranked(found, private, DATA).ranked_first)
         means = {way: round(sum(each) / SEEDS, 3) for way, each in shares.items()}
         print(
             json.dumps({"model": options.model, "defense": defense, "images": SEEDS * SIZE * EACH, **means}), flush=True

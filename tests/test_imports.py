@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,12 @@ def test_every_folder_has_a_level() -> None:
 )
 def test_a_forbidden_import_is_caught(folder: str, line: str) -> None:
     assert forbidden(folder, line)
+
+
+@pytest.mark.parametrize("module", ["auditing.audit", "auditing.verdict", "auditing.store", "metrics.table", "report"])
+def test_what_reports_need_loads_no_torch(module: str) -> None:
+    program = f"import sys; sys.modules['torch'] = None; import gradveil.{module}"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_nothing_imports_an_adapter() -> None:

@@ -30,11 +30,11 @@ def test_ggl_finds_digits(optimizer: str, tmp_path: Path) -> None:
     attack = f"ggl:optimizer={optimizer},iterations={SEARCHES[optimizer]},restarts=1"
     case = make_case({"data": "mnist-samples", "images": 4, "defenses": ["none"], "attacks": [attack]})
     audit = run_case(case, tmp_path)
-    found, alone = audit["rows"]
-    assert alone["attack"] == "prior-only"
-    assert found["identified"] > alone["identified"]
-    assert found["psnr"] > alone["psnr"] + 3
-    for curve in found["trace"]["objective"]:
+    found, alone = audit.rows
+    assert alone.attack == "prior-only"
+    assert found.identified > alone.identified
+    assert found.psnr > alone.psnr + 3
+    for curve in found.trace.objective:
         assert curve[-1] < 0.7 * curve[0], json.dumps(curve)
 
 

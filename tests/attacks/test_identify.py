@@ -16,7 +16,8 @@ from gradveil.attacks.identification.path import straight
 from gradveil.attacks.identification.updates import updates_for
 from gradveil.attacks.parts.objectives import OrthogonalObjective
 from gradveil.auditing import Case, run_case
-from gradveil.auditing.ranks import ranked
+from gradveil.auditing.audit import Ranking
+from gradveil.auditing.scoring import ranked
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
@@ -122,7 +123,7 @@ def test_a_list_without_the_private_image_gives_another_of_its_label() -> None:
 def test_the_examples_of_a_batch_are_found_one_by_one() -> None:
     for model in ("lenet:init=wide", "convnet:width=4"):
         (found,) = attacked("identify", observed(private_batches(1, 5), model=model, threat="D"))
-        assert ranked([found], torch.arange(5), SAMPLES)["ranked_first"] == 1
+        assert ranked([found], torch.arange(5), SAMPLES).ranked_first == 1
         assert sorted(found.labels.tolist()) == sorted(SAMPLES.labels[:5].tolist())
 
 
@@ -138,7 +139,7 @@ BATCHES_LEFT = {
 def test_who_knows_the_defense_identifies_those_of_a_batch(defense: str) -> None:
     """Of 16 images in two batches of 8: the angle finds three at most, chance one."""
     seen = observed(private_batches(2, 8), defense=defense, threat="D")
-    first = ranked(attacked("identify", seen), torch.arange(16), SAMPLES)["ranked_first"]
+    first = ranked(attacked("identify", seen), torch.arange(16), SAMPLES).ranked_first
     assert 16 * first >= BATCHES_LEFT[defense]
 
 
@@ -146,26 +147,26 @@ def test_who_knows_the_defense_identifies_those_of_a_batch(defense: str) -> None
 def test_the_set_behind_a_censored_batch_is_the_one_at_right_angles_to_it(options: str) -> None:
     seen = observed(private_batches(3, 4), defense=f"censor:{options}", threat="D")
     found = attacked("identify", seen)
-    assert ranked(found, torch.arange(12), SAMPLES)["ranked_first"] == 1
+    assert ranked(found, torch.arange(12), SAMPLES).ranked_first == 1
     assert max(one.objective for one in found) < perpendicular.FOUND
 
 
 def test_where_censor_sends_the_gradient_itself_those_who_explain_it_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perpendicular, "STARTS", 100)
     seen = observed(private_batches(3, 4), model="lenet", defense="censor:fallback=original", threat="D")
-    assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES)["ranked_first"] == 1
+    assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES).ranked_first == 1
 
 
 def test_where_censor_has_come_to_rest_a_batch_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perpendicular, "STARTS", 100)
     seen = observed(private_batches(3, 4), threat="D")
     rests = [replace(one, defense="censor:rounds=1") for one in seen]
-    assert ranked(attacked("identify", rests), torch.arange(12), SAMPLES)["ranked_first"] == 1
+    assert ranked(attacked("identify", rests), torch.arange(12), SAMPLES).ranked_first == 1
 
 
 def test_one_angle_for_all_tensors_hides_a_batch() -> None:
     seen = observed(private_batches(3, 4), defense="censor:layerwise=false", threat="D")
-    assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES)["ranked_first"] < 0.5
+    assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES).ranked_first < 0.5
 
 
 def test_a_set_is_found_among_unlike_equations() -> None:
@@ -194,13 +195,13 @@ def test_a_long_list_is_fitted_in_groups(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(together, "FITTED", 50)
     seen = observed(private_batches(2, 8), defense="noise:sigma=0.01", threat="D")
     found = attacked("identify", seen)
-    assert 16 * ranked(found, torch.arange(16), SAMPLES)["ranked_first"] >= 12
+    assert 16 * ranked(found, torch.arange(16), SAMPLES).ranked_first >= 12
     assert all(len(set(one.scores.tolist())) == len(SAMPLES) for one in found if one.scores is not None)
 
 
 def test_a_batch_of_more_examples_than_classes_is_found_too() -> None:
     (found,) = attacked("identify", observed(private_batches(1, 16), threat="D"))
-    assert ranked([found], torch.arange(16), SAMPLES)["ranked_first"] == 1
+    assert ranked([found], torch.arange(16), SAMPLES).ranked_first == 1
 
 
 FEDAVG = Recipe(sends="delta", epochs=2, batch_size=4, lr=0.01)
@@ -212,8 +213,8 @@ FEDAVG = Recipe(sends="delta", epochs=2, batch_size=4, lr=0.01)
 def test_those_behind_several_steps_are_found_along_their_path(defense: str, least: int) -> None:
     """Of 8 images in two epochs of two mini-batches: by angles it is one or two, chance is less than one."""
     seen = observed(private_batches(1, 8), defense=defense, threat="D", recipe=FEDAVG)
-    assert 8 * ranked(attacked("identify", seen), torch.arange(8), SAMPLES)["ranked_first"] >= least
-    assert 8 * ranked(attacked("identify:informed=false", seen), torch.arange(8), SAMPLES)["ranked_first"] <= 3
+    assert 8 * ranked(attacked("identify", seen), torch.arange(8), SAMPLES).ranked_first >= least
+    assert 8 * ranked(attacked("identify:informed=false", seen), torch.arange(8), SAMPLES).ranked_first <= 3
 
 
 def test_without_the_recipe_there_is_no_path() -> None:
@@ -248,7 +249,7 @@ def test_a_path_is_walked_as_the_client_did() -> None:
 def test_a_long_path_is_looked_at_in_some_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "POINTS", 3)
     seen = observed(private_batches(1, 8), threat="D", recipe=replace(FEDAVG, epochs=4, lr=0.005))
-    assert 8 * ranked(attacked("identify", seen), torch.arange(8), SAMPLES)["ranked_first"] >= 6
+    assert 8 * ranked(attacked("identify", seen), torch.arange(8), SAMPLES).ranked_first >= 6
 
 
 @pytest.mark.usefixtures("double_precision")
@@ -332,16 +333,16 @@ def test_scores_are_saved_and_ranks_are_of_the_granted_list_only(tmp_path: Path)
         assert torch.equal(one.scores, again.scores)
         assert again.candidates == SAMPLES.name
     index = torch.arange(2)
-    assert ranked(loaded, index, SAMPLES) == {"candidates": 100, "ranks": [1, 1], "ranked_first": 1.0}
-    assert ranked(loaded, index, replace(SAMPLES, name="other")) == {}
-    assert ranked(loaded, index, None) == {}
+    assert ranked(loaded, index, SAMPLES) == Ranking(candidates=100, ranks=(1, 1), ranked_first=1.0)
+    assert ranked(loaded, index, replace(SAMPLES, name="other")) == Ranking()
+    assert ranked(loaded, index, None) == Ranking()
 
 
 def test_an_audit_says_where_the_private_images_stand(tmp_path: Path) -> None:
     case = Case(model="lenet", defenses=("censor",), attacks=("fingerprint",), threat="D", gallery=10)
-    row, alone = run_case(case, tmp_path / "audit")["rows"]
-    assert row["ranks"] == [1, 1, 1, 1]
-    assert row["candidates"] == 100
-    assert row["identified"] == row["label_accuracy"] == row["ranked_first"] == 1
-    assert alone["attack"] == "prior-only"
-    assert alone["ranked_first"] <= 0.25
+    row, alone = run_case(case, tmp_path / "audit").rows
+    assert row.ranks == (1, 1, 1, 1)
+    assert row.candidates == 100
+    assert row.identified == row.label_accuracy == row.ranked_first == 1
+    assert alone.attack == "prior-only"
+    assert alone.ranked_first <= 0.25

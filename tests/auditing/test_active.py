@@ -21,30 +21,30 @@ IMPRINT = Case(
 
 def test_an_audit_of_a_dishonest_server(tmp_path: Path) -> None:
     audit = run_case(IMPRINT, tmp_path)
-    bare, reshaped = audit["rows"]
-    assert bare["psnr"] > 60
-    assert bare["identified"] == 1
-    assert reshaped["psnr"] > 60, "a front reads what the model behind it would hide"
-    assert "tampered with front.query.weight" in bare["assumptions"][-1]
+    bare, reshaped = audit.rows
+    assert bare.psnr > 60
+    assert bare.identified == 1
+    assert reshaped.psnr > 60, "a front reads what the model behind it would hide"
+    assert "tampered with front.query.weight" in bare.assumptions[-1]
     for row in (bare, reshaped):
-        seen = load_observations(tmp_path / row["files"]["observation"])
+        seen = load_observations(tmp_path / row.files.observation)
         assert "front.query.weight" in seen[0].crafted
         assert seen[0].sent is seen[1].sent, "both clients got the same broadcast"
-        again = ATTACKS.build(row["attack"], IMPRINT.effort())(seen, seeds=[0, 1])
-        saved = load_reconstructions(tmp_path / row["files"]["reconstruction"])
+        again = ATTACKS.build(row.attack, IMPRINT.effort())(seen, seeds=[0, 1])
+        saved = load_reconstructions(tmp_path / row.files.reconstruction)
         assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(again, saved, strict=True))
 
 
 def test_what_a_client_was_asked_before_is_kept(tmp_path: Path) -> None:
     case = IMPRINT.model_copy(update={"attacks": ("fishing:then=ig:iterations=2;restarts=1",), "defenses": ("none",)})
     audit = run_case(case, tmp_path)
-    (row,) = (row for row in audit["rows"] if row["prior_of"] is None)
-    assert "asked this client" in row["assumptions"][-1]
+    (row,) = (row for row in audit.rows if row.prior_of is None)
+    assert "asked this client" in row.assumptions[-1]
     first, second = (
         load_observations(path)[0] for path in sorted((tmp_path / "observations").iterdir(), key=lambda p: len(p.name))
     )
     assert len(first.earlier) >= 1
-    attack = ATTACKS.build(row["attack"], case.effort())
+    attack = ATTACKS.build(row.attack, case.effort())
     assert isinstance(attack, Fishing)
     for seen in (first, second):
         changed = {name for name in seen.sent if not torch.equal(seen.sent[name], seen.earlier[0].sent[name])}

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from gradveil.attacks import BUDGETS, load_reconstructions
-from gradveil.auditing import Case, make_case, run_case, score_again
+from gradveil.auditing import Case, Row, make_case, run_case, score_again
 from gradveil.auditing.store import Store
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import claimed
@@ -54,7 +54,7 @@ def test_lpips_is_the_real_one(audited: Path) -> None:
 
 def test_every_row_says_what_it_rests_on(audited: Path) -> None:
     audit = read(audited)
-    assert audit["version"] == 1
+    assert audit["version"] == 2
     assert audit["complete"]
     assert {"gradveil", "python", "torch", "device", "threads"} <= audit["environment"].keys()
     for row in audit["rows"]:
@@ -63,8 +63,8 @@ def test_every_row_says_what_it_rests_on(audited: Path) -> None:
         assert row["images"] == len(row["per_image"]) == 4
         assert row["problem_steps"] == 4 * BUDGETS["quick"].restarts * BUDGETS["quick"].iterations
         assert row["strategy"]
-        for file in row["files"].values():
-            assert (audited / file).is_file()
+        for name in ("observation", "reconstruction", "truth"):
+            assert (audited / row["files"][name]).is_file()
         pictures = {image["index"]: image["psnr"] for image in row["per_image"]}
         assert row["psnr"] == pytest.approx(sum(pictures.values()) / 4)
     verdict = audit["verdicts"][0]
@@ -135,7 +135,7 @@ def test_rows_identified_by_another_metric_are_scored_again_first(
     with pytest.raises(GradveilError, match=r"not identified by LPIPS.*gradveil score"):
         run_case(both, tmp_path / "a", resume=True)
     score_again(tmp_path / "a")
-    assert {row["identified_by"] for row in run_case(both, tmp_path / "a", resume=True)["rows"]} == {"lpips"}
+    assert {row.identified_by for row in run_case(both, tmp_path / "a", resume=True).rows} == {"lpips"}
 
 
 def test_scoring_a_strangers_audit_runs_no_code_of_it(tmp_path: Path) -> None:
@@ -158,15 +158,15 @@ def test_scoring_a_strangers_audit_runs_no_code_of_it(tmp_path: Path) -> None:
 def test_chance_is_that_of_any_image_behind_the_update(tmp_path: Path) -> None:
     for size in (1, 2):
         audit = run_case(make_case({**TINY, "batch_size": size, "defenses": ["none"]}), tmp_path / str(size))
-        assert [row["chance"] for row in audit["rows"]] == [size / 10] * 2
-        assert audit["verdicts"][0]["chance"] == size / 10
+        assert [row.at_random for row in audit.rows] == [size / 10] * 2
+        assert audit.verdicts[0].at_random == size / 10
 
 
 def killed_at_the_second_row(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Interrupts an audit in its second row, before that is saved; the digests of both."""
     save, calls = Store.save_row, []
 
-    def save_one(store: Store, digest: str, row: dict[str, Any]) -> None:
+    def save_one(store: Store, digest: str, row: Row) -> None:
         calls.append(digest)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -203,7 +203,7 @@ def test_two_audits_in_one_folder_are_one_and_a_refusal(tmp_path: Path) -> None:
     with claimed(tmp_path), ThreadPoolExecutor() as others:
         with pytest.raises(GradveilError, match="is in use already"):
             others.submit(run_case, make_case(TINY), tmp_path).result()
-        assert run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path)["complete"]
+        assert run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path).complete
 
 
 def test_what_is_searched_apart_is_saved_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,40 +217,40 @@ def test_what_is_searched_apart_is_saved_apart(tmp_path: Path, monkeypatch: pyte
 
 
 def test_defenses_that_share_the_broadcast_are_attacked_together(tmp_path: Path) -> None:
-    rows = run_case(make_case(TINY), tmp_path)["rows"]
+    rows = run_case(make_case(TINY), tmp_path).rows
     bare, noisy = rows[:2]
-    assert bare["seconds"] == noisy["seconds"], "one batch, its time shared equally"
-    assert "8 together" in bare["strategy"] or bare["strategy"].startswith("loop"), "2 defenses, 2 images, 2 restarts"
+    assert bare.seconds == noisy.seconds, "one batch, its time shared equally"
+    assert "8 together" in bare.strategy or bare.strategy.startswith("loop"), "2 defenses, 2 images, 2 restarts"
 
 
 def test_a_batch_is_matched_to_the_truth_only_when_scored(tmp_path: Path) -> None:
     audit = run_case(make_case({**TINY, "images": 4, "batch_size": 4, "defenses": ["none"]}), tmp_path / "a")
-    pictures = [image["picture"] for image in audit["rows"][0]["per_image"]]
+    pictures = [image.picture for image in audit.rows[0].per_image]
     assert sorted(pictures) == [0, 1, 2, 3]
-    (found,) = load_reconstructions(tmp_path / "a" / audit["rows"][0]["files"]["reconstruction"])
+    (found,) = load_reconstructions(tmp_path / "a" / audit.rows[0].files.reconstruction)
     truth, _ = read_tensors(tmp_path / "a" / "truth.safetensors", "truth")
     mse = (found.inputs[pictures] - truth["inputs"]).square().mean(dim=(1, 2, 3))
-    assert mse.tolist() == pytest.approx([image["mse"] for image in audit["rows"][0]["per_image"]], rel=1e-4)
+    assert mse.tolist() == pytest.approx([image.mse for image in audit.rows[0].per_image], rel=1e-4)
 
 
 def test_fedavg_is_matched_through_the_local_run(tmp_path: Path) -> None:
     recipe = {"sends": "delta", "epochs": 2, "batch_size": 1, "lr": 0.05}
     fields = {"attacks": ["ig:iterations=60,restarts=1"], "images": 2, "batch_size": 2, "recipe": recipe}
     audit = run_case(make_case({**fields, "defenses": ["none"], "gallery": 10}), tmp_path / "a")
-    bare, prior = audit["rows"]
-    assert bare["trace"]["objective"][0][-1] < 0.75 * bare["trace"]["objective"][0][0]
-    assert bare["label_accuracy"] > prior["label_accuracy"] or prior["label_accuracy"] == 1
+    bare, prior = audit.rows
+    assert bare.trace.objective[0][-1] < 0.75 * bare.trace.objective[0][0]
+    assert bare.label_accuracy > prior.label_accuracy or prior.label_accuracy == 1
 
 
 def test_without_lpips_the_row_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
     monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
     audit = run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
-    for row in audit["rows"]:
-        assert row["lpips"] is None
-        assert "gradveil assets get lpips" in row["not_available"]["lpips"]
-        assert row["identified_by"] == "ssim"
-        assert row["identified"] is not None
+    for row in audit.rows:
+        assert row.lpips is None
+        assert "gradveil assets get lpips" in row.not_available.lpips
+        assert row.identified_by == "ssim"
+        assert row.identified is not None
 
 
 @pytest.mark.network
@@ -260,9 +260,9 @@ def test_scoring_again_fills_in_what_was_missing(tmp_path: Path, monkeypatch: py
         offline.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
         before = run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
     after = score_again(tmp_path / "a")
-    assert before["rows"][0]["lpips"] is None
-    assert after["rows"][0]["lpips"] > 0
-    assert after["rows"][0]["psnr"] == before["rows"][0]["psnr"]
+    assert before.rows[0].lpips is None
+    assert after.rows[0].lpips > 0
+    assert after.rows[0].psnr == before.rows[0].psnr
 
 
 @pytest.mark.parametrize(

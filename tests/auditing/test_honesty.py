@@ -120,7 +120,7 @@ def test_an_attack_that_looks_for_the_truth_finds_none(
     fields = {"model": model, "threat": threat, "attacks": ["thief"], "defenses": defenses}
     case = make_case({**fields, "images": SIZE, "batch_size": SIZE, "every": EVERY, "gallery": 20})
     audit = run_case(case, tmp_path / "a")
-    assert [row["defense"] for row in audit["rows"] if row["identified"] > 0] == []
+    assert [row.defense for row in audit.rows if row.identified > 0] == []
     # under E the adversary holds candidates with the private pictures among them, but not which
     assert thief.loot == (set() if threat == "C" else {"pixels"})
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gradveil.auditing import make_case, run_case
+from gradveil.auditing import Row, make_case, run_case
 
 EASY = ["none", "sparsify", "soteria", "clip:bound=4", "noise:sigma=0.1"]
 EVERY = [
@@ -33,13 +32,13 @@ def test_knowing_the_defense_never_hurts_unsaid(
     monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
     attacks = [f"{name}:iterations={iterations},restarts=1" for name in ("ig", "informed")]
     case = make_case({"images": images, "defenses": defenses, "attacks": attacks, "gallery": gallery})
-    rows: dict[tuple[str, str], dict[str, Any]] = {
-        (row["attack"].partition(":")[0], row["defense"]): row for row in run_case(case, tmp_path / "a")["rows"]
+    rows: dict[tuple[str, str], Row] = {
+        (row.attack.partition(":")[0], row.defense): row for row in run_case(case, tmp_path / "a").rows
     }
     nearer = 0
     for defense in case.defenses:
         plain, informed = (rows[attack, defense] for attack in ("ig", "informed"))
-        said = "weaker attack was better" in informed["flags"]
-        assert said == (informed["identified"] < plain["identified"]), defense
-        nearer += informed["psnr"] > plain["psnr"] + 1
+        said = "weaker attack was better" in informed.flags
+        assert said == (informed.identified < plain.identified), defense
+        nearer += informed.psnr > plain.psnr + 1
     assert nearer >= gained, "knowing the defense buys something"

@@ -54,20 +54,20 @@ def truth_of(folder: Path) -> Path:
 
 def test_rows_say_round_and_clients_and_are_scored_against_the_truth(tapped: Path, tmp_path: Path) -> None:
     audit = run_observed(case(tapped, attacks=[IG, "analytic"]), tmp_path / "a")
-    assert [(row["attack"], row["round"], row["clients"]) for row in audit["rows"]] == [
-        (IG, 1, [0, 1]), (IG, 3, [0, 1]), ("analytic", 1, [0, 1]), ("analytic", 3, [0, 1]), ("prior-only", None, []),
+    assert [(row.attack, row.round, row.clients) for row in audit.rows] == [
+        (IG, 1, (0, 1)), (IG, 3, (0, 1)), ("analytic", 1, (0, 1)), ("analytic", 3, (0, 1)), ("prior-only", None, ()),
     ]  # fmt: skip
-    exact, later = audit["rows"][2:4]
+    exact, later = audit.rows[2:4]
     for row in (exact, later):
-        assert row["psnr"] > 60, "one digit is read off the first layer exactly"
-        assert row["identified"] == 1
-        assert [image["client"] for image in row["per_image"]] == [0, 1]
-    saved, _ = read_tensors(tmp_path / "a" / later["files"]["truth"], "truth")
+        assert row.psnr > 60, "one digit is read off the first layer exactly"
+        assert row.identified == 1
+        assert [image.client for image in row.per_image] == [0, 1]
+    saved, _ = read_tensors(tmp_path / "a" / later.files.truth, "truth")
     first, _ = read_tensors(tapped / "taps" / "round-0003-client-0000.truth.safetensors", "truth")
     assert torch.equal(saved["inputs"][:1], first["inputs"])
-    assert later["model_accuracy"] == read_train(tapped)["rows"][1]["accuracy"]
-    assert audit["rows"][-1]["images"] == 4, "chance is over the pictures of both rounds"
-    assert audit["verdicts"][0]["sentence"].startswith("In round ")
+    assert later.model_accuracy == read_train(tapped)["rows"][1]["accuracy"]
+    assert audit.rows[-1].images == 4, "chance is over the pictures of both rounds"
+    assert audit.verdicts[0].sentence.startswith("In round ")
     assert render(tmp_path / "a").is_file()
 
 
@@ -110,13 +110,13 @@ def test_the_client_of_a_batch_is_in_every_image(tmp_path: Path) -> None:
         tap=("0@1", "3@1", "0@2", "3@2"),
     )  # fmt: skip
     audit = run_observed(case(folder, attacks=["ig:iterations=2,restarts=1"]), tmp_path / "a")
-    first, second, prior = audit["rows"]
+    first, second, prior = audit.rows
     held = {c: len(read_tensors(folder / "taps" / f"round-0001-client-{c:04d}.truth.safetensors", "truth")[0]["labels"])
             for c in (0, 3)}  # fmt: skip
     assert held[0] != held[3]
-    assert [image["client"] for image in first["per_image"]] == [0] * held[0] + [3] * held[3]
-    assert [i["index"] for i in first["per_image"]] == [i["index"] for i in second["per_image"]]
-    assert prior["images"] == sum(held.values()), "the same pictures only once"
+    assert [image.client for image in first.per_image] == [0] * held[0] + [3] * held[3]
+    assert [i.index for i in first.per_image] == [i.index for i in second.per_image]
+    assert prior.images == sum(held.values()), "the same pictures only once"
 
 
 def test_resumed_and_interrupted_it_comes_to_the_same(
@@ -141,7 +141,7 @@ def test_other_exchanges_are_other_rows(own: Path, tmp_path: Path) -> None:
         own / "taps" / "round-0003-client-0000.safetensors", own / "taps" / "round-0001-client-0000.safetensors"
     )
     audit = run_observed(case(own, attacks=["analytic"]), tmp_path / "a", resume=True)
-    psnr = [image["psnr"] for image in audit["rows"][0]["per_image"]]
+    psnr = [image.psnr for image in audit.rows[0].per_image]
     assert psnr[0] < 30 < psnr[1], "the reply of another round is attacked, not the saved row taken"
     (own / "taps" / "round-0003-client-0000.safetensors").unlink()
     with pytest.raises(GradveilError, match="have changed"):
@@ -151,32 +151,32 @@ def test_other_exchanges_are_other_rows(own: Path, tmp_path: Path) -> None:
 def test_scoring_again_keeps_what_was_found(tapped: Path, tmp_path: Path) -> None:
     before = run_observed(case(tapped), tmp_path / "a")
     after = score_again(tmp_path / "a")
-    assert after["rows"] == before["rows"]
+    assert after.rows == before.rows
 
 
 def test_without_a_truth_only_the_objective_is_known(own: Path, tmp_path: Path) -> None:
     truth_of(own).unlink()
     audit = run_observed(case(own), tmp_path / "a")
-    rows = {(row["round"], tuple(row["clients"])): row for row in audit["rows"] if not row["prior_of"]}
+    rows = {(row.round, row.clients): row for row in audit.rows if not row.prior_of}
     assert set(rows) == {(1, (0, 1)), (3, (0,)), (3, (1,))}
     bare = rows[3, (1,)]
-    assert bare["objective"] is not None
-    assert bare["identified"] is bare["psnr"] is bare["files"]["truth"] is None
-    assert "no truth" in bare["not_available"]["psnr"]
-    assert rows[3, (0,)]["psnr"] > 0
+    assert bare.objective is not None
+    assert bare.identified is bare.psnr is bare.files.truth is None
+    assert "no truth" in bare.not_available.psnr
+    assert rows[3, (0,)].psnr > 0
     assert "no truth" in render(tmp_path / "a").read_text()
     for path in own.glob("taps/*.truth.safetensors"):
         path.unlink()
-    (verdict,) = run_observed(case(own), tmp_path / "b")["verdicts"]
-    assert verdict["identified"] is None
-    assert "nothing could be scored" in verdict["sentence"]
+    (verdict,) = run_observed(case(own), tmp_path / "b").verdicts
+    assert verdict.identified is None
+    assert "nothing could be scored" in verdict.sentence
     assert "no verdict" in render(tmp_path / "b").read_text()
 
 
 def test_several_trainings_have_a_line_each(tapped: Path, tmp_path: Path) -> None:
     noisy = train(tmp_path / "noisy", defense="noise:sigma=0.1")
     audit = run_observed(case(tapped, noisy, attacks=["analytic"]), tmp_path / "a")
-    assert [(row["training"], row["defense"], row["round"]) for row in audit["rows"]] == [
+    assert [(row.training, row.defense, row.round) for row in audit.rows] == [
         ("plain", "none", 1), ("plain", "none", 3), ("noisy", "noise:sigma=0.1", 1), ("noisy", "noise:sigma=0.1", 3),
     ]  # fmt: skip
     page = render(tmp_path / "a").read_text()
@@ -192,8 +192,8 @@ def test_any_folder_of_observations_will_do(own: Path, tmp_path: Path) -> None:
         shutil.copy(path, loose / f"seen{number}.safetensors")
         shutil.copy(path.with_name(f"{path.stem}.truth.safetensors"), loose / f"seen{number}.truth.safetensors")
     audit = run_observed(case(loose, attacks=["analytic"]), tmp_path / "a")
-    assert [(row["stage"], row["round"]) for row in audit["rows"]] == [(f"seen{n}", None) for n in range(4)]
-    assert {row["gallery"] for row in audit["rows"]} == {4}
+    assert [(row.stage, row.round) for row in audit.rows] == [(f"seen{n}", None) for n in range(4)]
+    assert {row.gallery for row in audit.rows} == {4}
     assert "Leakage over training" not in render(tmp_path / "a").read_text()
 
 

@@ -31,10 +31,10 @@ def test_a_program_learns_what_its_update_gives_away(tmp_path: Path) -> None:
     model = own_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = gradveil.audit(model, DIGITS, defense=["none", "noise:sigma=1"], attack="analytic", out=tmp_path / "kept")
-    identified = {row["defense"]: row["identified"] for row in found["rows"] if row["attack"] == "analytic"}
+    identified = {row.defense: row.identified for row in found.rows if row.attack == "analytic"}
     assert identified["none"] == 1.0 > identified["noise:sigma=1.0"]
-    assert {row["gallery"] for row in found["rows"]} == {100}  # the digits are shipped samples, and not counted twice
-    assert found == json.loads((tmp_path / "kept" / "audit.json").read_text())
+    assert {row.gallery for row in found.rows} == {100}  # the digits are shipped samples, and not counted twice
+    assert found.as_json() == json.loads((tmp_path / "kept" / "audit.json").read_text())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -42,16 +42,16 @@ def test_attacks_match_the_loss_that_clients_minimise() -> None:
     """With another loss than the client's, the objective could not fall to zero."""
     pair = (DIGITS.inputs[2:3], DIGITS.labels[2:3])
     found = gradveil.audit(own_model(), pair, loss=smoothed, attack="idlg:iterations=200", threat="B")
-    (row,) = [row for row in found["rows"] if row["attack"].startswith("idlg")]
-    assert row["per_image"][0]["objective"] < 1e-4
-    assert row["identified"] == 1.0
+    (row,) = [row for row in found.rows if row.attack.startswith("idlg")]
+    assert row.per_image[0].objective < 1e-4
+    assert row.identified == 1.0
 
 
 def test_an_update_over_several_examples_and_local_steps() -> None:
     recipe = Recipe(sends="delta", lr=0.1, epochs=1, batch_size=1)
     found = gradveil.audit(own_model(), DIGITS, recipe=recipe, batch_size=2, attack="analytic")
-    assert found["case"]["recipe"]["sends"] == "delta"
-    assert {row["images"] for row in found["rows"]} == {4}
+    assert found.case["recipe"]["sends"] == "delta"
+    assert {row.images for row in found.rows} == {4}
 
 
 def test_saved_observations_ask_for_the_loss(tmp_path: Path) -> None:

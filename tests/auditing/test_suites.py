@@ -123,9 +123,9 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_quick_suite_of_the_strongest_adversary_runs(model: str, defenses: list[str], tmp_path: Path) -> None:
     case = make_case({**TINY, "budget": "quick", "threat": "H", "model": model, "defenses": defenses})
     audit = run_case(case, tmp_path / "a")
-    met = {row["attack"] for row in audit["rows"] if row["prior_of"] is None}
-    assert met == set(suite("quick", setting("H", model, batch_size=2))) == set(audit["case"]["attacks"])
-    assert len(audit["verdicts"]) == len(defenses)
+    met = {row.attack for row in audit.rows if row.prior_of is None}
+    assert met == set(suite("quick", setting("H", model, batch_size=2))) == set(audit.case["attacks"])
+    assert len(audit.verdicts) == len(defenses)
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_the_quick_suite_of_the_strongest_adversary_runs(model: str, defenses: l
 @pytest.mark.usefixtures("short")
 def test_the_thorough_suite_runs_on_every_defense(model: str, threat: str, tmp_path: Path) -> None:
     case = make_case({**TINY, "budget": "thorough", "threat": threat, "model": model, "defenses": DEFENSES})
-    assert run_case(case, tmp_path / "a")["complete"]
+    assert run_case(case, tmp_path / "a").complete
 
 
 @pytest.mark.parametrize("threat", ["B", pytest.param("C", marks=pytest.mark.slow)])
@@ -142,7 +142,7 @@ def test_the_thorough_suite_runs_on_every_defense(model: str, threat: str, tmp_p
 def test_the_standard_suite_runs_on_local_training(threat: str, tmp_path: Path) -> None:
     recipe = {"sends": "delta", "epochs": 2, "batch_size": 1, "lr": 0.05}
     case = make_case({**TINY, "data": "mnist-samples", "threat": threat, "recipe": recipe, "defenses": ["none"]})
-    assert "sme" in run_case(case, tmp_path / "a")["case"]["attacks"]
+    assert "sme" in run_case(case, tmp_path / "a").case["attacks"]
 
 
 @pytest.mark.usefixtures("short")
@@ -153,7 +153,7 @@ def test_saved_exchanges_get_a_suite_too(tmp_path: Path) -> None:
     run_training(training, tmp_path / "t")
     case = make_observed_case({"observations": [str(tmp_path / "t")], "budget": "quick", "gallery": 10})
     audit = run_observed(case, tmp_path / "a")
-    assert set(audit["case"]["attacks"]) == {"analytic", "informed"}
+    assert set(audit.case["attacks"]) == {"analytic", "informed"}
 
 
 UNFIT = {**TINY, "budget": "quick", "model": "convnet:width=4", "attacks": ["identify"], "threat": "D"}
@@ -165,10 +165,10 @@ def test_defenses_that_do_not_fit_the_model_are_refused_or_left_out(tmp_path: Pa
     with pytest.raises(GradveilError, match="defense dp cannot bound"):
         run_case(make_case(case), tmp_path / "refused")
     audit = run_case(make_case({**case, "unfit": "leave out"}), tmp_path / "a")
-    assert audit["case"]["defenses"] == ["none"]
-    assert list(audit["left_out"]) == ["dp"]
-    assert "batch norm" in audit["left_out"]["dp"]
-    assert score_again(tmp_path / "a")["left_out"] == audit["left_out"]
+    assert audit.case["defenses"] == ["none"]
+    assert list(audit.left_out) == ["dp"]
+    assert "batch norm" in audit.left_out["dp"]
+    assert score_again(tmp_path / "a").left_out == audit.left_out
     with pytest.raises(GradveilError, match="no defense of the case can work on convnet:width=4: defense dp"):
         run_case(make_case({**case, "defenses": ["dp"], "unfit": "leave out"}), tmp_path / "none")
 

@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from gradveil.auditing import make_case, run_case, score_again, write_junit
+from gradveil.auditing import Audit, Row, Verdict, make_case, read_audit, run_case, score_again, write_junit
+from gradveil.auditing.audit import Found
 from gradveil.auditing.costs import costs
-from gradveil.auditing.verdict import privacy_grade, verdicts
+from gradveil.auditing.verdict import judged, privacy_grade, verdicts
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
@@ -104,12 +105,12 @@ def test_costs_are_still_there_when_scored_again(
     monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
     monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
     before = saved(audited)["verdicts"]
-    after = score_again(audited)["verdicts"]
+    after = score_again(audited).as_json()["verdicts"]
     assert [verdict["cost"] for verdict in after] == [verdict["cost"] for verdict in before]
 
 
-def scored(identified: int, images: int, gallery: int = 100) -> dict[str, Any]:
-    return {"identified_interval": list(wilson(identified, images)), "gallery": gallery}
+def graded(identified: int, images: int, at_random: float = 0.01) -> str | None:
+    return privacy_grade(wilson(identified, images), at_random)
 
 
 @pytest.mark.parametrize(
@@ -118,65 +119,70 @@ def scored(identified: int, images: int, gallery: int = 100) -> dict[str, Any]:
      (1, 60, "A"), (16, 32, "D"), (32, 32, "F")],
 )  # fmt: skip
 def test_a_good_grade_takes_many_images(identified: int, images: int, grade: str) -> None:
-    assert privacy_grade(scored(identified, images)) == grade
+    assert graded(identified, images) == grade
 
 
 def test_a_grade_takes_chance_off() -> None:
-    assert privacy_grade(scored(8, 40, gallery=100)) == "C"
-    assert privacy_grade(scored(8, 40, gallery=5)) == "B", "one in five is what guessing gets"
-    assert privacy_grade({**scored(8, 40, gallery=100), "chance": 0.2}) == "B", "twenty images behind each update"
-    assert privacy_grade({"identified_interval": None, "gallery": None}) is None
-    assert privacy_grade({**scored(8, 40, gallery=4), "chance": 1.0}) is None, "every pick is right"
+    assert graded(8, 40) == "C"
+    assert graded(8, 40, at_random=0.2) == "B", "one in five is what guessing gets, or twenty images behind each update"
+    assert privacy_grade(None, None) is None
+    assert graded(8, 40, at_random=1.0) is None, "every pick is right"
 
 
-def row(attack: str, identified: float | None, psnr: float = 10.0, **more: Any) -> dict[str, Any]:
+def row(attack: str, identified: float | None, psnr: float = 10.0, **more: Any) -> Row:
     """What a verdict reads of one attack on four images without a defense."""
-    return {
+    plain = {
         "defense": "none",
         "attack": attack,
-        "prior_of": None,
         "threat": "D+labels",
+        "adversary": "data-enhanced eavesdropper, labels",
         "identified": identified,
-        "identified_interval": None if identified is None else list(wilson(round(4 * identified), 4)),
+        "identified_interval": None if identified is None else wilson(round(4 * identified), 4),
+        "label_accuracy": 1.0,
         "psnr": psnr,
         "images": 4,
         "gallery": 10,
+        "at_random": 0.1,
         "flags": [attack],
-        **more,
+        "files": {"reconstruction": "reconstruction.safetensors"},
     }
+    return Row(**{**plain, **more})
 
 
-def choice(attack: str, identified: float) -> dict[str, Any]:
+def choice(attack: str, identified: float, **more: Any) -> Row:
     """The same of an attack that chooses among candidates."""
-    return row(attack, identified, 100.0, candidates=50, ranked_first=identified)
+    return row(attack, identified, 100.0, **{"candidates": 50, "ranked_first": identified, **more})
 
 
 def test_the_worst_attack_makes_the_verdict() -> None:
     (verdict,) = verdicts([row("ig", 0.5, 20.0), row("gi", 0.75, 12.0), row("idlg", 0.75, 13.0)])
-    assert (verdict["attack"], verdict["flags"], verdict["cost"]) == ("idlg", ["idlg"], None)
-    assert verdict["adversary"] == "data-enhanced eavesdropper, labels"
-    assert verdict["identified_interval"] == list(wilson(3, 4))
+    assert (verdict.attack, verdict.flags, verdict.cost) == ("idlg", ("idlg",), None)
+    assert verdict.adversary == "data-enhanced eavesdropper, labels"
+    assert verdict.identified_interval == wilson(3, 4)
 
 
 def test_a_verdict_by_choice_says_what_was_rebuilt() -> None:
-    alone = row("prior-only", 0.25) | {"prior_of": "gi"}
+    alone = row("prior-only", 0.25, prior_of="gi")
     rows = [choice("identify", 1.0), choice("fingerprint", 0.75), row("ig", 0.5, 12.0), row("gi", 0.5, 13.0), alone]
     (verdict,) = verdicts(rows)
-    assert (verdict["attack"], verdict["grade"], verdict["identified"]) == ("identify", "F", 1.0)
-    assert verdict["rebuilt"] == {
-        "attack": "gi",
-        "identified": 0.5,
-        "identified_interval": list(wilson(2, 4)),
-        "prior_only_identified": 0.25,
-    }
-    others = [{**one, "defense": "clip"} for one in rows[:2]]
-    assert [one["rebuilt"] for one in verdicts([*rows, *others])] == [verdict["rebuilt"], None], "each defense its own"
+    assert (verdict.attack, verdict.grade, verdict.identified) == ("identify", "F", 1.0)
+    assert verdict.rebuilt == Found(
+        attack="gi",
+        identified=0.5,
+        identified_interval=wilson(2, 4),
+        prior_only_identified=0.25,
+        chance=0.25,
+        above_chance=False,
+    )
+    others = [one.model_copy(update={"defense": "clip"}) for one in rows[:2]]
+    assert [one.rebuilt for one in verdicts([*rows, *others])] == [verdict.rebuilt, None], "each defense its own"
 
 
 def test_candidates_of_the_attacks_own_are_candidates_too() -> None:
     """Such a row has no rank of the private images, which need not be on that list."""
     (verdict,) = verdicts([row("identify:candidates=mnist-samples", 0.75), row("ig", 0.25)])
-    assert verdict["rebuilt"]["attack"] == "ig"
+    assert verdict.rebuilt is not None
+    assert verdict.rebuilt.attack == "ig"
 
 
 @pytest.mark.parametrize(
@@ -189,9 +195,9 @@ def test_candidates_of_the_attacks_own_are_candidates_too() -> None:
     ],
     ids=["the worst itself rebuilds", "only choices", "not scored", "nothing scored"],
 )
-def test_nothing_is_said_of_rebuilding_where_there_is_nothing_more_to_say(rows: list[dict[str, Any]]) -> None:
+def test_nothing_is_said_of_rebuilding_where_there_is_nothing_more_to_say(rows: list[Row]) -> None:
     (verdict,) = verdicts(rows)
-    assert verdict["rebuilt"] is None
+    assert verdict.rebuilt is None
 
 
 def test_trainings_that_cannot_be_compared_are_refused(train: Callable[..., str]) -> None:
@@ -226,7 +232,7 @@ def test_a_damaged_training_is_one_line(train: Callable[..., str], row: dict[str
         costs([str(folder)])
 
 
-def junit(audit: dict[str, Any], path: Path, bound: float | None = None) -> dict[str, ElementTree.Element]:
+def junit(audit: Audit, path: Path, bound: float | None = None) -> dict[str, ElementTree.Element]:
     write_junit(audit, path, bound)
     suite = ElementTree.parse(path).getroot()
     tests = {str(test.get("name")): test for test in suite.iter("testcase")}
@@ -237,36 +243,75 @@ def junit(audit: dict[str, Any], path: Path, bound: float | None = None) -> dict
 
 
 def test_junit_has_one_test_per_defense_and_fails_with_the_sentence(audited: Path, tmp_path: Path) -> None:
-    audit = saved(audited)
+    audit = read_audit(audited)
+    raw, zeros = audit.verdicts
     for bound in (None, 0.1):
         tests = junit(audit, tmp_path / "audit.xml", bound)
-        assert tests["raw"].findtext("failure") == audit["verdicts"][0]["sentence"]
+        assert tests["raw"].findtext("failure") == raw.sentence
         assert tests["zeros"].find("failure") is None
-        said = f"Grade A. {audit['verdicts'][1]['sentence']} Flags: {', '.join(audit['verdicts'][1]['flags'])}."
+        said = f"Grade A. {zeros.sentence} Flags: {', '.join(zeros.flags)}."
         assert "diverged" in said, "an A for want of a search that worked has to show"
         assert tests["zeros"].findtext("system-out") == said
     assert junit(audit, tmp_path / "audit.xml", 1.0)["raw"].find("failure") is None
 
 
 def test_junit_survives_odd_names_and_skips_what_was_not_scored(tmp_path: Path) -> None:
-    odd = {"defense": "a<b>&\0\ud800", "grade": None, "identified": None, "sentence": "nothing \x08 could be scored"}
-    tests = junit({"verdicts": [odd], "rows": []}, tmp_path / "deep" / "audit.xml")
+    odd = Verdict(defense="a<b>&\0\uffff", sentence="nothing \x08 could be scored")
+    tests = junit(Audit(verdicts=(odd,), rows=()), tmp_path / "deep" / "audit.xml")
     skipped = tests["a<b>&??"].find("skipped")
     assert skipped is not None
     assert skipped.get("message") == "nothing ? could be scored"
 
 
 def test_an_attack_that_ranks_is_said_to_rank() -> None:
-    ranks = choice("identify", 0.75) | {"defense": "clip"}
-    alone = {**ranks, "attack": "prior-only", "prior_of": "identify", "identified": 0.25, "ranked_first": 0.0}
+    ranks = choice("identify", 0.75, defense="clip")
+    alone = choice("prior-only", 0.25, prior_of="identify", ranked_first=0.0)
     (verdict,) = verdicts([ranks, alone])
-    assert verdict["sentence"] == (
+    assert verdict.sentence == (
         "Under clip, 3 of 4 private images were ranked first among 50 candidates by identify, "
         "and 0 of 4 without the update."
     )
-    assert (verdict["candidates"], verdict["ranked_first"]) == (50, 0.75)
-    (lookalike,) = verdicts([{**ranks, "ranked_first": 0.5}])
-    assert lookalike["sentence"] == (
+    assert (verdict.candidates, verdict.ranked_first) == (50, 0.75)
+    (lookalike,) = verdicts([choice("identify", 0.75, defense="clip", ranked_first=0.5)])
+    assert lookalike.sentence == (
         "Under clip, 2 of 4 private images were ranked first among 50 candidates by identify. "
         "The pictures it chose pick 3 of 4 out of 10."
     )
+
+
+def verdict(share: float | None, low: float, alone: float | None = 0.0, **more: Any) -> Verdict:
+    """A verdict on four images before it is judged."""
+    found = {"identified": share, "identified_interval": (low, 1.0), "prior_only_identified": alone}
+    return Verdict(**{"defense": "noise", "images": 4, "at_random": 0.0, **found, **more})
+
+
+def test_chance_is_the_search_without_the_update_or_picking_at_random() -> None:
+    assert judged(verdict(1.0, 0.5, alone=0.25, at_random=0.1)).chance == 0.25
+    assert judged(verdict(1.0, 0.5, alone=0.0, at_random=0.1)).chance == 0.1
+    assert judged(verdict(1.0, 0.5, alone=None, at_random=0.1)).chance is None, "nobody searched without the update"
+
+
+def test_above_chance_needs_the_whole_interval() -> None:
+    assert judged(verdict(0.75, low=0.2, alone=0.1)).above_chance is True
+    assert judged(verdict(0.75, low=0.1, alone=0.1)).above_chance is False
+    assert judged(verdict(0.5, low=0.1, alone=None)).above_chance is None
+    assert judged(verdict(0.25, low=0.02, alone=0.01)).above_chance is False, "one of four: a chance of 4%"
+
+
+def test_many_images_are_judged_at_once() -> None:
+    for images in (2000, 2**53):
+        assert judged(verdict(0.5, low=0.45, alone=0.01, images=images)).above_chance is True
+
+
+@pytest.mark.parametrize(
+    ("grade", "share", "low", "alone", "outcome"),
+    [
+        ("A", 0.0, 0.0, 0.01, "holds"),
+        ("B", 0.0, 0.0, 0.01, "holds"),
+        *((grade, 0.0, 0.0, 0.01, "unknown") for grade in ("C", "D", "F", None)),
+        ("B", 1.0, 0.5, 0.01, "leaks"),
+        ("A", 0.0, 0.0, None, "unknown"),
+    ],
+)
+def test_only_a_good_grade_holds(grade: str, share: float, low: float, alone: float | None, outcome: str) -> None:
+    assert judged(verdict(share, low, alone, grade=grade)).outcome == outcome

@@ -75,5 +75,5 @@ def test_labels_are_compared_as_a_multiset(guess: list[int], truth: list[int], s
 
 def test_each_metric_knows_its_name_and_direction() -> None:
     assert all(name == metric.name and metric.title for name, metric in METRICS.items())
-    leaks_by_more = {name for name, metric in METRICS.items() if metric.higher_leaks_more}
-    assert leaks_by_more == {"psnr", "ssim", "identified", "label_correct", "label_accuracy"}
+    leaks_by_more = {name for name, metric in METRICS.items() if metric.direction == "higher"}
+    assert leaks_by_more == {"psnr", "ssim", "identified", "ranked_first", "label_correct", "label_accuracy"}

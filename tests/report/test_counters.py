@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from gradveil.attacks.informed import COUNTER_MOVES
-from gradveil.auditing import Case, run_case
+from gradveil.auditing import Case, Row, read_audit, run_case
 from gradveil.core.errors import BadFileError
-from gradveil.report.counters import NO_MOVE, NOT_TOLD, NOT_TRIED, counter_moves
-from gradveil.report.folder import load
-from gradveil.report.records import Row
+from gradveil.report.words import NO_MOVE, NOT_TOLD, NOT_TRIED, counter_moves
 from report.saved_audit import edit_audit, write_audit
 
 QUICK = "informed:iterations=2,restarts=1"
@@ -20,7 +18,7 @@ QUICK = "informed:iterations=2,restarts=1"
 def audited(folder: Path, **settings: object) -> tuple[Row, ...]:
     case = {"data": "mnist-samples", "model": "mlp:hidden=8,depth=1", "images": 1, "gallery": 4, "attacks": (QUICK,)}
     run_case(Case(**{**case, **settings}), folder)  # type: ignore[arg-type]
-    return load(folder).rows
+    return read_audit(folder).rows
 
 
 def test_each_link_of_a_chain_gets_its_sentence(tmp_path: Path) -> None:
@@ -48,9 +46,9 @@ def test_who_was_not_told_does_nothing_about_it(tmp_path: Path) -> None:
 
 def test_without_an_informed_attack_the_report_says_so(tmp_path: Path) -> None:
     folder = write_audit(tmp_path)
-    assert counter_moves(load(folder).rows) == [("noise:sigma=0.1", [("noise:sigma=0.1", NOT_TRIED)])]
+    assert counter_moves(read_audit(folder).rows) == [("noise:sigma=0.1", [("noise:sigma=0.1", NOT_TRIED)])]
     edit_audit(folder, rows=edit_audit(folder)["rows"][:1])
-    assert counter_moves(load(folder).rows) == []
+    assert counter_moves(read_audit(folder).rows) == []
 
 
 @pytest.mark.parametrize("damage", ["text", ["list"], {"noise:sigma=0.1": 3}])
@@ -60,4 +58,4 @@ def test_damaged_counter_moves_are_refused(tmp_path: Path, damage: object) -> No
     rows[1]["counter_moves"] = damage
     edit_audit(folder, rows=rows)
     with pytest.raises(BadFileError, match="counter_moves"):
-        load(folder)
+        read_audit(folder)

@@ -66,7 +66,7 @@ def nested(depth: int) -> dict[str, Any]:
         (lambda f: (f / "audit.json").write_text("[" * 100_000), "not valid JSON"),
         (lambda f: (f / "audit.json").write_text("[]"), "should be an object"),
         (lambda f: edit_audit(f, case=nested(400)), "nested too deeply"),
-        (lambda f: edit_audit(f, version=2), "version 2, this gradveil reads version 1"),
+        (lambda f: edit_audit(f, version=3), "version 3, this gradveil reads version 1 and 2"),
         (lambda f: edit_audit(f, rows=[]), "no rows"),
         (lambda f: edit_audit(f, rows=[{"defense": "none"}]), "row 1: 'attack' should be a text"),
         (lambda f: (f / "truth.safetensors").unlink(), "is missing"),

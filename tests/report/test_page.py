@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from gradveil.report import render
-from gradveil.report.counters import NO_MOVE
+from gradveil.report.words import NO_MOVE
 from report.outline import outline
 from report.saved_audit import edit_audit, save_pictures, write_audit, write_full_audit
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from skimage.metrics import peak_signal_noise_ratio
 
 from gradveil.core.errors import BadFileError
-from gradveil.report.pictures import LADDER, Pixels, Rung, encode_all, read
+from gradveil.report.gallery import ENCODINGS, Encoding, Pixels, encode_all, read_pictures
 from report.saved_audit import photographs, save_pictures
 
 
@@ -39,14 +39,14 @@ def file(tmp_path: Path) -> Path:
 
 def test_reads_the_pictures_asked_for(file: Path) -> None:
     expected = np.rint(photographs(3) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-    assert np.array_equal(read(file, "truth", picked=[0, 1, 2]), expected)
-    assert np.array_equal(read(file, "truth", picked=[2, 0]), expected[[2, 0]])
+    assert np.array_equal(read_pictures(file, "truth", picked=[0, 1, 2]), expected)
+    assert np.array_equal(read_pictures(file, "truth", picked=[2, 0]), expected[[2, 0]])
 
 
 @pytest.mark.parametrize("at", [3, -1])
 def test_pictures_that_are_not_there_are_an_error(file: Path, at: int) -> None:
     with pytest.raises(BadFileError, match="holds 3 pictures, not all that the audit lists"):
-        read(file, "truth", picked=[0, at])
+        read_pictures(file, "truth", picked=[0, at])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_pictures_that_are_not_there_are_an_error(file: Path, at: int) -> None:
 def test_files_that_hold_something_else_are_refused(file: Path, header: dict[str, str] | None, complaint: str) -> None:
     save_file({"inputs": photographs(1)}, file, metadata=header)
     with pytest.raises(BadFileError, match=complaint):
-        read(file, "truth", picked=[0])
+        read_pictures(file, "truth", picked=[0])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_files_that_hold_something_else_are_refused(file: Path, header: dict[str
 def test_impossible_pictures_are_refused(file: Path, tensors: dict[str, np.ndarray], complaint: str) -> None:
     save_file(tensors, file, metadata=HEADER)
     with pytest.raises(BadFileError, match=complaint):
-        read(file, "truth", picked=[0])
+        read_pictures(file, "truth", picked=[0])
 
 
 @given(data=st.data())
@@ -95,7 +95,7 @@ def test_a_damaged_file_gives_pictures_or_one_line(file: Path, data: st.DataObje
     target = file.with_name("damaged.safetensors")
     target.write_bytes(bytes(damaged))
     try:
-        message, shape = "", read(target, "truth", picked=[0, 1, 2]).shape
+        message, shape = "", read_pictures(target, "truth", picked=[0, 1, 2]).shape
     except BadFileError as error:
         message, shape = str(error), ()
     assert "\n" not in message
@@ -104,9 +104,9 @@ def test_a_damaged_file_gives_pictures_or_one_line(file: Path, data: st.DataObje
 
 def test_small_sets_stay_exact() -> None:
     pixels = noise(4, 32)
-    encoded, rung = encode_all(["a"], lambda _: pixels, side=32)
-    assert rung == Rung()
-    assert rung.words() == ""
+    encoded, encoding = encode_all(["a"], lambda _: pixels, side=32)
+    assert encoding == Encoding()
+    assert encoding.words() == ""
     assert np.array_equal(np.stack([decoded(one) for one in encoded["a"]]), pixels)
 
 
@@ -123,20 +123,20 @@ def test_a_budget_is_kept_with_the_least_loss(budget: int) -> None:
 def test_equal_pictures_weigh_once() -> None:
     files = {"a": noise(2, 32), "b": noise(2, 32), "c": 255 - noise(2, 32)}
     size = sum(len(one) for one in encode_all(["a"], files.__getitem__, side=32)[0]["a"])
-    assert encode_all(["a", "b"], files.__getitem__, side=32, budget=size)[1] == Rung()
-    assert encode_all(["a", "c"], files.__getitem__, side=32, budget=size)[1] != Rung()
+    assert encode_all(["a", "b"], files.__getitem__, side=32, budget=size)[1] == Encoding()
+    assert encode_all(["a", "c"], files.__getitem__, side=32, budget=size)[1] != Encoding()
 
 
 def test_fewer_colors_still_show_the_picture() -> None:
     pixels = np.rint(photographs(4) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
     exact = sum(len(one) for one in encode_all(["a"], lambda _: pixels, side=32)[0]["a"])
-    encoded, rung = encode_all(["a"], lambda _: pixels, side=32, budget=exact - 1)
-    assert rung == Rung(colors=128)
+    encoded, encoding = encode_all(["a"], lambda _: pixels, side=32, budget=exact - 1)
+    assert encoding == Encoding(colors=128)
     shown = np.stack([decoded(one) for one in encoded["a"]])
     assert peak_signal_noise_ratio(pixels, shown) > 35  # at this size no eye tells
 
 
-def test_the_last_rung_is_taken_as_it_comes() -> None:
-    encoded, rung = encode_all(["a"], lambda _: noise(2, 64), side=64, budget=0)
-    assert rung == LADDER[-1]
+def test_the_last_encoding_is_taken_as_it_comes() -> None:
+    encoded, encoding = encode_all(["a"], lambda _: noise(2, 64), side=64, budget=0)
+    assert encoding == ENCODINGS[-1]
     assert decoded(encoded["a"][0]).shape == (16, 16, 3)

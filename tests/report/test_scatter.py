@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -10,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradveil.report.records import Cost, Rebuilt, Verdict
-from gradveil.report.scatter import HEIGHT, LETTER, LINE, RADIUS, REACH, WIDTH, Dot, scatter
-from gradveil.report.tradeoff import tradeoff
+from gradveil.auditing import Cost, Verdict
+from gradveil.auditing.audit import Found
+from gradveil.report.sections import tradeoff
+from gradveil.report.svg import LETTER, LINE, RADIUS, REACH, SCATTER, Dot, scatter
 
 SHARES = st.floats(0, 1)
 
@@ -35,7 +35,7 @@ def labels(svg: ElementTree.Element) -> dict[str, tuple[float, float]]:
 
 
 def verdict(defense: str, share: float | None, cost: Cost | None = None) -> Verdict:
-    return Verdict(defense, "ig", "C", share, (0.0, 1.0), 0.0, 4, "", cost=cost)
+    return Verdict(defense=defense, attack="ig", identified=share, identified_interval=(0.0, 1.0), cost=cost)
 
 
 def test_a_private_and_cheap_defense_stands_lower_left() -> None:
@@ -56,7 +56,7 @@ def test_both_scales_are_linear_and_marked() -> None:
 
 def test_a_small_difference_does_not_look_large() -> None:
     (x, _), (other, _) = circles(drawn(dot(1, 0.0, 0.5), dot(2, 0.002, 0.5)))
-    assert 0 < other - x < WIDTH / 20
+    assert 0 < other - x < SCATTER.width / 20
 
 
 def test_accuracy_gained_stands_left_of_none_lost() -> None:
@@ -110,8 +110,8 @@ def test_every_defense_is_labeled_inside_the_frame(places: list[tuple[float | No
     svg = drawn(dot(0, 0.1, 0.5), *(dot(number, *place) for number, place in enumerate(places, start=1)))
     numbers: list[int] = []
     for text, (x, y) in labels(svg).items():
-        assert 0 <= x <= x + LETTER * len(text) <= WIDTH + 1
-        assert 0 <= y <= HEIGHT
+        assert 0 <= x <= x + LETTER * len(text) <= SCATTER.width + 1
+        assert 0 <= y <= SCATTER.height
         for part in text.split(", "):
             first, _, last = part.partition("–")
             numbers += range(int(first), int(last or first) + 1)
@@ -130,7 +130,7 @@ def test_labels_of_fifteen_defenses_do_not_cover_each_other() -> None:
 
 
 def test_no_defense_costs_nothing_where_a_cost_is_known() -> None:
-    cost = Cost("C", accuracy=0.75, accuracy_lost=0.05, time_added=0.1, sentence="")
+    cost = Cost(grade="C", accuracy=0.75, accuracy_lost=0.05, time_added=0.1)
     shown = tradeoff([verdict("none", 1.0), verdict("clip", 0.5, cost), verdict("censor", 0.5), verdict("own", None)])
     assert [(mark.number, mark.lost) for mark in shown.marks] == [(1, 0.0), (2, 0.05), (3, None)]
     assert [mark.accuracy for mark in shown.marks] == [pytest.approx(0.8), 0.75, None]
@@ -144,8 +144,8 @@ def test_without_a_training_there_is_no_plot() -> None:
 
 
 def test_the_share_without_candidates_is_told_beside_the_worst_case() -> None:
-    cost = Cost("C", accuracy=0.75, accuracy_lost=0.05, time_added=0.1, sentence="")
-    ranked = replace(verdict("clip", 1.0, cost), rebuilt=Rebuilt("ig", 0.25, (0.05, 0.7), 0.01))
+    cost = Cost(grade="C", accuracy=0.75, accuracy_lost=0.05, time_added=0.1)
+    ranked = verdict("clip", 1.0, cost).model_copy(update={"rebuilt": Found(attack="ig", identified=0.25)})
     shown = tradeoff([verdict("none", 1.0), ranked])
     assert shown.rebuilt
     assert shown.plot is not None

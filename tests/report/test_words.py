@@ -6,58 +6,38 @@ import doctest
 import importlib
 import json
 import pkgutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gradveil.report
+from gradveil.auditing import Row, Verdict, read_audit
+from gradveil.auditing.audit import Found
+from gradveil.auditing.verdict import judged
 from gradveil.report import words
-from gradveil.report.fields import Fields
-from gradveil.report.folder import load
-from gradveil.report.records import Rebuilt, Row, Verdict
 from report.saved_audit import write_audit
 
 
-def verdict(defense: str, share: float | None, low: float, chance: float | None = 0.0) -> Verdict:
-    return Verdict(defense, "ig", "C", share, (low, 1.0), chance, 4, "")
+def verdict(defense: str, share: float | None, low: float, chance: float | None = 0.0, **more: Any) -> Verdict:
+    found = {"identified": share, "identified_interval": (low, 1.0), "prior_only_identified": chance, "images": 4}
+    return judged(Verdict(**{"defense": defense, "at_random": 0.0, **found, **more}))
 
 
 def chosen(defense: str, rebuilt: float | None, low: float = 0.0) -> Verdict:
     """All identified by choice; besides, this share of rebuilt images, or nothing known of it."""
-    found = None if rebuilt is None else Rebuilt("ig", rebuilt, (low, 1.0), 0.0)
-    return replace(verdict(defense, 1.0, 0.5), ranked_first=1.0, rebuilt=found)
+    known = {"identified": rebuilt, "identified_interval": (low, 1.0), "prior_only_identified": 0.0}
+    found = None if rebuilt is None else Found(**known)
+    return verdict(defense, 1.0, 0.5, ranked_first=1.0, rebuilt=found)
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> tuple[Row, ...]:
-    return load(write_audit(tmp_path, attacks=["ig", "dlg"])).rows
+    return read_audit(write_audit(tmp_path, attacks=["ig", "dlg"])).rows
 
 
 def attacks(rows: tuple[Row, ...]) -> list[Row]:
     return [row for row in rows if not row.is_prior]
-
-
-def test_above_chance_needs_the_whole_interval() -> None:
-    assert words.above_chance(verdict("none", 0.75, low=0.2, chance=0.1)) is True
-    assert words.above_chance(verdict("none", 0.75, low=0.1, chance=0.1)) is False
-    assert words.above_chance(verdict("none", 0.5, low=0.1, chance=None)) is None
-    assert words.above_chance(verdict("none", 0.25, low=0.02, chance=0.01)) is False, "one of four: a chance of 4%"
-
-
-@pytest.mark.parametrize(
-    ("grade", "share", "low", "chance", "outcome"),
-    [
-        ("A", 0.0, 0.0, 0.01, "holds"),
-        ("B", 0.0, 0.0, 0.01, "holds"),
-        *((grade, 0.0, 0.0, 0.01, "unknown") for grade in ("C", "D", "F", None)),
-        ("B", 1.0, 0.5, 0.01, "leaks"),
-        ("A", 0.0, 0.0, None, "unknown"),
-    ],
-)
-def test_only_a_good_grade_holds(grade: str, share: float, low: float, chance: float | None, outcome: str) -> None:
-    assert words.outcome(replace(verdict("noise", share, low, chance), grade=grade)) == outcome
 
 
 @pytest.mark.parametrize(
@@ -88,12 +68,12 @@ def test_headline(verdicts: list[Verdict], sentence: str) -> None:
 
 
 def test_recipe_of_one_gradient() -> None:
-    assert "gradient of one step" in words.recipe(Fields({"sends": "gradient"}, "recipe"))
+    assert "gradient of one step" in words.recipe({"sends": "gradient"})
 
 
 def test_recipe_of_local_training() -> None:
     recipe = {"sends": "delta", "lr": 0.05, "epochs": 2, "batch_size": 8, "momentum": 0.9, "train_mode": True}
-    assert words.recipe(Fields(recipe, "recipe")) == (
+    assert words.recipe(recipe) == (
         "The client trains for 2 epochs in mini-batches of 8 images, with learning rate 0.05, momentum 0.9, and the "
         "model in training mode, then sends the change of its parameters (FedAvg)."
     )
@@ -121,7 +101,7 @@ def test_logs_are_said_once(rows: tuple[Row, ...]) -> None:
 
 def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
     case: dict[str, Any] = json.loads((write_audit(tmp_path) / "audit.json").read_text())["case"]
-    said = " ".join(words.setting(Fields(case, "case"), line_ups=[100, 100]))
+    said = " ".join(words.setting(case, line_ups=[100, 100]))
     for fact in (
         "4 images of cifar10-samples",
         "lenet:init=wide",
@@ -130,7 +110,7 @@ def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
         "quick",
     ):
         assert fact in said
-    assert "line-up of 4 to 16 images" in " ".join(words.setting(Fields(case, "case"), line_ups=[16, 4]))
+    assert "line-up of 4 to 16 images" in " ".join(words.setting(case, line_ups=[16, 4]))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +123,7 @@ def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
     ],
 )
 def test_the_budget_is_not_said_of_what_options_decide(attacks: list[str] | None, ends: str) -> None:
-    said = words.setting(Fields({"budget": "standard", "attacks": attacks}, "case"))
+    said = words.setting({"budget": "standard", "attacks": attacks})
     assert [sentence for sentence in said if "budget" in sentence] == [f"The adversary searches with the budget {ends}"]
 
 

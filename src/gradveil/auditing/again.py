@@ -9,6 +9,7 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import load_reconstructions
+from gradveil.auditing.audit import Audit
 from gradveil.auditing.case import make_case
 from gradveil.auditing.exchange import broadcast, choose_private
 from gradveil.auditing.observed import score_observed
@@ -24,29 +25,29 @@ from gradveil.threat.storage import check_options
 
 
 @alone
-def score_again(folder: Path, *, model: str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
+def score_again(folder: Path, *, model: str | None = None, progress: Progress = SILENT) -> Audit:
     """Score the saved reconstructions of an audit anew, such as after weights for LPIPS have been fetched.
 
     A folder may come from a stranger: a model that it names by import path is built only if the caller names it too.
     """
     store = Store(folder)
     audit = store.read_audit()
-    _vet_code(audit["case"].get("model"), model)
-    if "observations" in audit["case"]:
+    _vet_code(audit.case.get("model"), model)
+    if "observations" in audit.case:
         return score_observed(folder, progress=progress)
-    case = make_case({**audit["case"], "device": _device_here(audit["case"].get("device"))})
+    case = make_case({**audit.case, "device": _device_here(audit.case.get("device"))})
     data = load(case.data, progress=progress)
     judge = Judge(choose_private(data, case), data.domain, progress=progress)
     rows = []
-    for old in audit["rows"]:
-        found = load_reconstructions(store.reconstruction(old["digest"]))
+    for old in audit.rows:
+        found = load_reconstructions(store.reconstruction(old.digest))
         check_options(models.split_front(case.model)[1])  # it may be a stranger's, and ask for all memory there is
-        module = broadcast(case, DEFENSES.reshaping(old["defense"]), data).module
-        scored = {**old, **judge.row(found, module)}
-        store.save_row(scored["digest"], scored)
+        module = broadcast(case, DEFENSES.reshaping(old.defense), data).module
+        scored = old.model_copy(update=dict(judge.judge(found, module)))
+        store.save_row(scored.digest, scored)
         rows.append(scored)
-    anew = assemble(case, rows, complete=audit["complete"], left_out=audit.get("left_out"))
-    store.save_audit(anew | {name: audit[name] for name in ("case", "environment")})
+    anew = assemble(case, rows, complete=audit.complete, left_out=audit.left_out)
+    store.save_audit(anew.model_copy(update={"case": audit.case, "environment": audit.environment}))
     return store.read_audit()
 
 

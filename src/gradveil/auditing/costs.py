@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from gradveil.auditing.audit import Cost
+from gradveil.auditing.verdict import grade
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.defenses import DEFENSES
 from gradveil.federated.run import read_training
@@ -17,26 +19,6 @@ _MAY_DIFFER = {
     "defense", "tap", "threat", "evaluate_every", "checkpoint_every", "side_by_side"
 }  # fmt: skip
 """Settings in which a training may differ from the undefended one and still be compared with it."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one defense costs in training."""
-
-    accuracy: float
-    plain_accuracy: float
-    round_seconds: float
-    plain_round_seconds: float
-
-    @property
-    def accuracy_lost(self) -> float:
-        """As a share of all test examples; negative where the defense helped."""
-        return self.plain_accuracy - self.accuracy
-
-    @property
-    def time_added(self) -> float:
-        """As a share of an undefended round; 0.5 is half as long again."""
-        return self.round_seconds / self.plain_round_seconds - 1
 
 
 @dataclass(frozen=True)
@@ -90,4 +72,15 @@ def _read(folder: str) -> _Run:
 
 
 def _cost(run: _Run, plain: _Run) -> Cost:
-    return Cost(run.accuracy, plain.accuracy, run.round_seconds, plain.round_seconds)
+    lost, added = plain.accuracy - run.accuracy, run.round_seconds / plain.round_seconds - 1
+    points, percent = round(100 * lost, 1), round(100 * added)
+    accuracy = f"{abs(points):g} points of accuracy {'lost' if points >= 0 else 'gained'}"
+    time = f"{abs(percent)}% {'more' if percent >= 0 else 'less'} time per round"
+    return Cost(
+        grade=grade(lost, "utility"),
+        accuracy=run.accuracy,
+        accuracy_lost=lost,
+        round_seconds=run.round_seconds,
+        time_added=added,
+        sentence=f"In training, {accuracy} ({run.accuracy:.1%} instead of {plain.accuracy:.1%}) and {time}.",
+    )

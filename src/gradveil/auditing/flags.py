@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gradveil.attacks import ATTACKS, BUDGETS
+from gradveil.auditing.audit import Meaning, Row
 from gradveil.threat import Knowledge, threat_model
 
-PRIOR_ONLY = "prior-only"
 _FALL = 0.01
 """The share of its first value by which an objective has to fall to count as fallen."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,42 +27,34 @@ class Flag:
     """(row of an attack, all rows of the audit) -> whether the row is flagged."""
 
 
-def prior_of(row: Row, rows: Sequence[Row]) -> Row | None:
-    """The row of the same search without the update, which is what chance looks like."""
-    return next((other for other in rows if other["prior_of"] == row["attack"]), None)
-
-
 def _prior_as_good(row: Row, rows: Sequence[Row]) -> bool:
-    alone = prior_of(row, rows)
-    if alone is None or row["identified"] is None or alone["identified"] is None:
+    alone = row.prior_among(rows)
+    if alone is None or row.identified is None or alone.identified is None:
         return False
-    return bool(row["identified"] <= alone["identified"])
-
-
-def _diverged(row: Row, _: Sequence[Row]) -> bool:
-    return any(image["stopped"] == "diverged" for image in row["per_image"])
+    return row.identified <= alone.identified
 
 
 def _did_not_fall(row: Row, _: Sequence[Row]) -> bool:
-    searched = [line for line in row["trace"]["objective"] if len(line) > 1]
+    searched = [line for line in row.trace.objective if len(line) > 1]
     known = [[value for value in line if value is not None] for line in searched]
     return any(not line or line[0] - line[-1] <= _FALL * abs(line[0]) for line in known)
 
 
 def _weaker_was_better(row: Row, rows: Sequence[Row]) -> bool:
     """Compares with attacks that think less of the defense; of equals, one that did as well is enough."""
-    scored = [other for other in rows if other["attack"] != PRIOR_ONLY and other["identified"] is not None]
-    beside = [other for other in scored if _place(other) == _place(row)]
-    if row["identified"] is None or _thought(row["attack"]) < max(_thought(other["attack"]) for other in beside):
+    if row.identified is None:
         return False
-    better = [other["attack"] for other in beside if other["identified"] > row["identified"]]
-    weaker = [attack for attack in better if _thought(attack) < _thought(row["attack"])]
-    return len(weaker) == len(better) and any(_needs(attack) <= _needs(row["attack"]) for attack in weaker)
-
-
-def _place(row: Row) -> tuple[object, ...]:
-    """What was attacked: a defense and, among saved exchanges, the stage of a training."""
-    return row["defense"], row.get("training"), row.get("stage")
+    place = (row.defense, row.training, row.stage)
+    beside = [
+        (other.attack, other.identified)
+        for other in rows
+        if not other.is_prior and other.identified is not None and (other.defense, other.training, other.stage) == place
+    ]
+    if _thought(row.attack) < max(_thought(attack) for attack, _ in beside):
+        return False
+    better = [attack for attack, identified in beside if identified > row.identified]
+    weaker = [attack for attack in better if _thought(attack) < _thought(row.attack)]
+    return len(weaker) == len(better) and any(_needs(attack) <= _needs(row.attack) for attack in weaker)
 
 
 def _thought(attack: str) -> int:
@@ -79,26 +68,10 @@ def _needs(attack: str) -> frozenset[Knowledge]:
     return ATTACKS.build(attack, BUDGETS["quick"]).requires
 
 
-def _seen_once(row: Row, _: Sequence[Row]) -> bool:
-    return bool(row.get("randomized")) and row.get("asked", 1) == 1
-
-
-def _fell_back(row: Row, _: Sequence[Row]) -> bool:
-    return float(row["log"].get("fallback_rate", 0.0)) > 0
-
-
 def _wrong_labels(row: Row, _: Sequence[Row]) -> bool:
-    granted = Knowledge.LABELS in threat_model(row["threat"]).knows
-    inferred = row["label_accuracy"] is not None and "candidates" not in row and not granted
-    return inferred and row["label_accuracy"] < 1
-
-
-def _statistics_given(row: Row, _: Sequence[Row]) -> bool:
-    return bool(row.get("statistics_given"))
-
-
-def _statistics_sent(row: Row, _: Sequence[Row]) -> bool:
-    return bool(row.get("statistics_sent"))
+    granted = Knowledge.LABELS in threat_model(row.threat).knows
+    inferred = row.label_accuracy is not None and row.candidates is None and not granted
+    return inferred and row.label_accuracy != 1.0
 
 
 FLAGS = (
@@ -112,7 +85,7 @@ FLAGS = (
         "diverged",
         "at least one search ended on an objective that is not finite",
         "such a search was weaker than it could have been, so the row may understate what leaks",
-        _diverged,
+        lambda row, _: any(image.stopped == "diverged" for image in row.per_image),
     ),
     Flag(
         "objective did not fall",
@@ -131,13 +104,13 @@ FLAGS = (
         "random defense seen once",
         "the defense draws at random, and the adversary saw one reply for each private batch",
         "another draw may give more away, and draws of several rounds can be averaged out",
-        _seen_once,
+        lambda row, _: row.randomized and row.asked == 1,
     ),
     Flag(
         "fallback used",
         "the defense logged a fallback rate above zero",
         "in those steps it did not do what it promises, and what was sent instead may be worth more to an attacker",
-        _fell_back,
+        lambda row, _: (row.log.get("fallback_rate") or 0.0) > 0,
     ),
     Flag(
         "wrong labels",
@@ -149,28 +122,29 @@ FLAGS = (
         "batch-norm statistics given",
         "the attack was given the batch-norm statistics of the private batch",
         "real systems send running means of them at most, so the row may overstate what leaks",
-        _statistics_given,
+        lambda row, _: row.statistics_given,
     ),
     Flag(
         "running statistics not attacked",
         "the clients' batch norm was in the train mode, and the attack looked at their updates alone",
         "such clients send running means and variances beside their updates, which no defense hides and which name an "
         "image that stands alone: the row understates what leaks",
-        _statistics_sent,
+        lambda row, _: row.statistics_sent,
     ),
 )
 
 
-def flagged(rows: Sequence[Row]) -> list[Row]:
+def flagged(rows: Sequence[Row]) -> tuple[Row, ...]:
     """The rows with the names of their flags. The search without the update is only looked at for divergence."""
-    return [{**row, "flags": [flag.name for flag in FLAGS if _concerns(flag, row, rows)]} for row in rows]
+
+    def names(row: Row) -> tuple[str, ...]:
+        concerned = [flag for flag in FLAGS if not row.is_prior or flag.name == "diverged"]
+        return tuple(flag.name for flag in concerned if flag.raised(row, rows))
+
+    return tuple(row.model_copy(update={"flags": names(row)}) for row in rows)
 
 
-def _concerns(flag: Flag, row: Row, rows: Sequence[Row]) -> bool:
-    return (row["attack"] != PRIOR_ONLY or flag.name == "diverged") and flag.raised(row, rows)
-
-
-def explained(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+def explained(rows: Sequence[Row]) -> dict[str, Meaning]:
     """By name, what the flags of these rows mean: saved beside them for whoever reads them."""
-    names = {name for row in rows for name in row["flags"]}
-    return {flag.name: {"raised_if": flag.raised_if, "because": flag.because} for flag in FLAGS if flag.name in names}
+    names = {name for row in rows for name in row.flags}
+    return {flag.name: Meaning(raised_if=flag.raised_if, because=flag.because) for flag in FLAGS if flag.name in names}

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from gradveil.attacks import ATTACKS, Reconstruction, load_reconstructions, save_reconstructions
+from gradveil.auditing.audit import Audit, Files, Judgement, Row
 from gradveil.auditing.case import ObservedCase, make_observed_case
 from gradveil.auditing.costs import costs
 from gradveil.auditing.exchange import Private
-from gradveil.auditing.rows import row
+from gradveil.auditing.rows import make_row
 from gradveil.auditing.run import TOGETHER, assemble, check_device
 from gradveil.auditing.saved import Source, Truth, read_sources
 from gradveil.auditing.scoring import Judge, unscored
@@ -31,9 +31,7 @@ from gradveil.threat import threat_model
 
 
 @alone
-def run_observed(
-    case: ObservedCase, folder: Path, *, resume: bool = False, progress: Progress = SILENT
-) -> dict[str, Any]:
+def run_observed(case: ObservedCase, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
     """Audit saved exchanges into a folder, and return what ``audit.json`` holds. Rows already saved are kept."""
     check_device(case.device)
     sources = read_sources(case)
@@ -58,28 +56,28 @@ def run_observed(
         for group in _together(case, [cell for cell in cells if cell.digest() not in rows]):
             task.note(_title(group))
             with store.batch([cell.digest() for cell in group]):
-                rows |= {done["digest"]: done for done in _run_together(group, judges, store, progress)}
+                rows |= {done.digest: done for done in _run_together(group, judges, store, progress)}
             save()
             task.advance(len(group))
     save()
     return store.read_audit()
 
 
-def score_observed(folder: Path, *, progress: Progress = SILENT) -> dict[str, Any]:
+def score_observed(folder: Path, *, progress: Progress = SILENT) -> Audit:
     """Score the saved reconstructions of such an audit anew; the exchanges must still lie where they were."""
     store = Store(folder)
     audit = store.read_audit()
-    case = make_observed_case(audit["case"])
+    case = make_observed_case(audit.case)
     sources = read_sources(case)
     cells, judges, rows = {cell.digest(): cell for cell in cells_of(case, sources)}, Judges(case, progress), []
-    for old in audit["rows"]:
-        if old["digest"] not in cells:
+    for old in audit.rows:
+        if old.digest not in cells:
             raise GradveilError(f"the exchanges behind {folder} have changed: audit them anew into another --out")
-        found = load_reconstructions(store.reconstruction(old["digest"]))
-        scored = {**old, **judges.scores(cells[old["digest"]].stage, found)}
-        store.save_row(scored["digest"], scored)
+        found = load_reconstructions(store.reconstruction(old.digest))
+        scored = old.model_copy(update=dict(judges.scores(cells[old.digest].stage, found)))
+        store.save_row(scored.digest, scored)
         rows.append(scored)
-    store.save_audit(_assembled(case, sources, rows, complete=audit["complete"]))
+    store.save_audit(_assembled(case, sources, rows, complete=audit.complete))
     return store.read_audit()
 
 
@@ -96,16 +94,17 @@ class Judges:
         if stage.truth is not None:
             self._private(stage, stage.truth)
 
-    def scores(self, stage: Stage, found: Sequence[Reconstruction]) -> dict[str, Any]:
+    def scores(self, stage: Stage, found: Sequence[Reconstruction]) -> Judgement:
         truth = stage.truth
         if truth is None:
             return unscored(found, "there is no truth beside the exchange: only the attack's own objective is known")
         private = self._private(stage, truth)
         if self._first is None:
             self._first = Judge(private, stage.seen[0].domain, progress=self._progress)
-        scores = self._first.about(private).row(found, stage.module())
-        each = zip(scores["per_image"], stage.client_of_each_image(), strict=True)
-        return {**scores, "per_image": [{**image, "client": client} for image, client in each]}
+        scores = self._first.about(private).judge(found, stage.module())
+        each = zip(scores.per_image, stage.client_of_each_image(), strict=True)
+        named = tuple(image.model_copy(update={"client": client}) for image, client in each)
+        return scores.model_copy(update={"per_image": named})
 
     def _private(self, stage: Stage, truth: Truth) -> Private:
         spec = stage.source.data
@@ -147,9 +146,7 @@ def _title(group: Sequence[StageCell]) -> str:
     return f"{first.attack} without the updates" if first.prior_only else f"{first.attack} on {len(group)} stages"
 
 
-def _run_together(
-    group: Sequence[StageCell], judges: Judges, store: Store, progress: Progress
-) -> Iterator[dict[str, Any]]:
+def _run_together(group: Sequence[StageCell], judges: Judges, store: Store, progress: Progress) -> Iterator[Row]:
     """Attack the exchanges of all these cells at once, then score and save cell by cell."""
     first = group[0]
     attack = ATTACKS.build(first.attack, first.case.effort())
@@ -163,50 +160,45 @@ def _run_together(
     for cell in group:
         own = [next(found) for _ in cell.stage.seen]
         done = _row(cell, own, seconds * len(own), judges, store)
-        store.save_row(done["digest"], done)
+        store.save_row(done.digest, done)
         yield done
 
 
-def _row(cell: StageCell, found: list[Reconstruction], seconds: float, judges: Judges, store: Store) -> dict[str, Any]:
+def _row(cell: StageCell, found: list[Reconstruction], seconds: float, judges: Judges, store: Store) -> Row:
     digest, stage, truth = cell.digest(), cell.stage, cell.stage.truth
     save_reconstructions(store.reconstruction(digest), found)
     if truth is not None:
         private = {"inputs": truth.batch.inputs, "labels": truth.batch.labels, "index": truth.index}
         write_tensors(store.truth_of(digest), "truth", private, {})
-    return {
-        **row(
-            digest=digest,
-            defense=stage.source.defense,
-            attack=cell.attack,
-            prior_only=cell.prior_only,
-            seen=stage.seen[0],
-            scores=judges.scores(stage, found),
-            found=found,
-            seconds=seconds,
-            log={},
-            randomized=False,
-            files={
-                "reconstruction": store.relative(store.reconstruction(digest)),
-                "observations": [str(file.path) for file in stage.files],
-                "truth": None if truth is None else store.relative(store.truth_of(digest)),
-            },
+    row = make_row(
+        digest=digest,
+        defense=stage.source.defense,
+        attack=cell.attack,
+        prior_only=cell.prior_only,
+        seen=stage.seen[0],
+        judgement=judges.scores(stage, found),
+        found=found,
+        seconds=seconds,
+        files=Files(
+            reconstruction=store.relative(store.reconstruction(digest)),
+            observations=tuple(str(file.path) for file in stage.files),
+            truth=None if truth is None else store.relative(store.truth_of(digest)),
         ),
-        **({"training": None, "stage": None, "round": None, "clients": []} if cell.prior_only else _place(stage)),
-    }
+    )
+    return row if cell.prior_only else Row(**{**dict(row), **_place(stage)})
 
 
-def _place(stage: Stage) -> dict[str, Any]:
+def _place(stage: Stage) -> dict[str, object]:
     """When and where the exchanges of a row were saved, and how good the model was by then."""
     return {
         "training": stage.source.name,
         "stage": stage.title,
         "round": stage.round_number,
-        "clients": stage.clients,
+        "clients": tuple(stage.clients),
         "model_accuracy": stage.source.accuracy_before(stage.round_number),
     }
 
 
-def _assembled(
-    case: ObservedCase, sources: Sequence[Source], rows: list[dict[str, Any]], *, complete: bool
-) -> dict[str, Any]:
-    return {**assemble(case, rows, complete=complete), "trainings": [source.as_json() for source in sources]}
+def _assembled(case: ObservedCase, sources: Sequence[Source], rows: Sequence[Row], *, complete: bool) -> Audit:
+    found = assemble(case, rows, complete=complete)
+    return found.model_copy(update={"trainings": tuple(source.record() for source in sources)})

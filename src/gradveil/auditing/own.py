@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradveil.attacks import ATTACKS
+from gradveil.auditing.audit import Audit
 from gradveil.auditing.case import BudgetName, Case
 from gradveil.auditing.run import run_on
 from gradveil.client import cross_entropy
@@ -38,7 +38,7 @@ def audit(
     out: Path | str | None = None,
     seed: int = 0,
     progress: Progress = SILENT,
-) -> dict[str, Any]:
+) -> Audit:
     """What an update of this module on these private examples gives away: what ``audit.json`` holds.
 
     ``batch`` has inputs [n, C, H, W] in [0, 1] and labels [n]; ``batch_size`` of them are behind each update. A

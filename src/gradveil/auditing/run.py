@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gradveil.attacks import ATTACKS, Attack, Reconstruction, save_reconstructions
+from gradveil.auditing.audit import Audit, Files, Row
 from gradveil.auditing.case import Case, Cell, ObservedCase
 from gradveil.auditing.costs import costs
 from gradveil.auditing.exchange import Broadcast, Exchange, Private, broadcast, choose_private, exchange
-from gradveil.auditing.flags import Row, explained, flagged
-from gradveil.auditing.ranks import ranked
-from gradveil.auditing.rows import row
-from gradveil.auditing.scoring import Judge
+from gradveil.auditing.flags import explained, flagged
+from gradveil.auditing.rows import make_row
+from gradveil.auditing.scoring import Judge, ranked
 from gradveil.auditing.store import Store
 from gradveil.auditing.suites import Setting, suite
 from gradveil.auditing.verdict import GRADES, verdicts
@@ -38,7 +38,6 @@ from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES
 from gradveil.threat import Observation, broadcasts, save_observations, threat_model
 
-VERSION = 1
 TOGETHER = {"cpu": 128, "cuda": 1024}
 """At most so many problems in one batch: more gain little there, and an interrupted batch starts again."""
 
@@ -50,7 +49,7 @@ class Answered(NamedTuple):
     exchange: Exchange
 
 
-def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> dict[str, Any]:
+def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
     """Audit a case into a folder and return what ``audit.json`` holds. Rows already saved are not run again."""
     return run_on(case, load(case.data, progress=progress), folder, resume=resume, progress=progress)
 
@@ -65,7 +64,7 @@ def run_on(
     loss: Loss = cross_entropy,
     resume: bool = False,
     progress: Progress = SILENT,
-) -> dict[str, Any]:
+) -> Audit:
     """The same on a data set, a module and a loss that are at hand; what the case names then are but titles."""
     check_device(case.device)
     _check_threat(case)
@@ -104,7 +103,7 @@ def run_on(
                 first = group[0].cell
                 task.note(first.title if len(group) == 1 else f"{first.attack} on {len(group)} defenses")
                 with store.batch([one.cell.digest() for one in group]):
-                    rows |= {done["digest"]: done for done in _run_together(group, judge, store, progress)}
+                    rows |= {done.digest: done for done in _run_together(group, judge, store, progress)}
                 done = [rows[cell.digest()] for cell in cells if cell.digest() in rows]
                 store.save_audit(assemble(case, done, complete=len(done) == len(cells), left_out=left_out))
                 task.advance(len(group))
@@ -147,29 +146,26 @@ def _attack_of(cell: Cell) -> Attack:
 
 def assemble(
     case: Case | ObservedCase,
-    rows: list[dict[str, Any]],
+    rows: Sequence[Row],
     *,
     complete: bool,
     left_out: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+) -> Audit:
     """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
-    return {
-        "version": VERSION,
-        "complete": complete,
-        "case": case.as_json(),
-        "environment": environment(case.device),
-        "rows": marked,
-        "verdicts": verdicts(marked, costs(case.training)),
-        "flags": explained(marked),
-        "grades": GRADES,
-        "left_out": dict(left_out or {}),
-    }
+    return Audit(
+        complete=complete,
+        case=case.as_json(),
+        environment=environment(case.device),
+        rows=marked,
+        verdicts=verdicts(marked, costs(case.training)),
+        flags=explained(marked),
+        grades=GRADES,
+        left_out=dict(left_out or {}),
+    )
 
 
-def _run_together(
-    group: Sequence[Answered], judge: Judge, store: Store, progress: Progress
-) -> Iterator[dict[str, Any]]:
+def _run_together(group: Sequence[Answered], judge: Judge, store: Store, progress: Progress) -> Iterator[Row]:
     """Attack the replies of all these cells at once, then score and save cell by cell."""
     attack, case = _attack_of(group[0].cell), group[0].cell.case
     seen = [observation for one in group for observation in one.exchange.observations]
@@ -184,27 +180,26 @@ def _run_together(
         yield done
 
 
-def _row(
-    cell: Cell, made: Exchange, found: list[Reconstruction], seconds: float, judge: Judge, store: Store
-) -> dict[str, Any]:
+def _row(cell: Cell, made: Exchange, found: list[Reconstruction], seconds: float, judge: Judge, store: Store) -> Row:
     digest, first = cell.digest(), made.observations[0]
     save_reconstructions(store.reconstruction(digest), found)
-    return row(
+    return make_row(
         digest=digest,
         defense=cell.defense,
         attack=cell.attack,
         prior_only=cell.prior_only,
         seen=first,
-        scores={**judge.row(found, first.module), **ranked(found, judge.private.index, first.candidates)},
+        judgement=judge.judge(found, first.module),
+        ranking=ranked(found, judge.private.index, first.candidates),
         found=found,
         seconds=seconds,
         log={} if cell.prior_only else made.log.means(),
         randomized=made.randomized and not cell.prior_only,
-        files={
-            "reconstruction": store.relative(store.reconstruction(digest)),
-            "observation": store.relative(store.observation(cell.defense, _crafted_by(cell))),
-            "truth": store.relative(store.truth),
-        },
+        files=Files(
+            reconstruction=store.relative(store.reconstruction(digest)),
+            observation=store.relative(store.observation(cell.defense, _crafted_by(cell))),
+            truth=store.relative(store.truth),
+        ),
     )
 
 
@@ -217,7 +212,7 @@ def _check_kept(store: Store, case: Case, private: Private, rows: Iterable[Row],
         raise GradveilError(
             f"{case.data} no longer holds the images that {store.folder} is about: audit it anew into another --out"
         )
-    if any(row["identified_by"] not in (None, judge.identifies_by) for row in rows):
+    if any(row.identified_by not in (None, judge.identifies_by) for row in rows):
         now = judge.identifies_by.upper()
         raise GradveilError(
             f"images in {store.folder} were not identified by {now}, as they would be now: run gradveil score "

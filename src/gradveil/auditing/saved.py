@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradveil.auditing.audit import SavedTraining
 from gradveil.auditing.case import ObservedCase
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.reading import read_bytes
@@ -67,21 +68,21 @@ class Source:
         """As the adversary knows it, else as the training says it."""
         return self.files[0].seen[0].defense or _text(self.said.get("case", {}).get("defense")) or "unknown"
 
-    def as_json(self) -> dict[str, Any]:
+    def record(self) -> SavedTraining:
         """What the exchanges have in common, for a reader of the audit."""
         one = self.files[0].seen[0]
-        return {
-            "name": self.name,
-            "folder": str(self.folder),
-            "data": self.data,
-            "model": one.model,
-            "defense": self.defense,
-            "threat": one.threat,
-            "recipe": None if one.recipe is None else asdict(one.recipe),
-            "batch_size": one.batch_size,
-            "rounds": sorted({file.round_number for file in self.files if file.round_number is not None}),
-            "clients": sorted({file.client for file in self.files if file.client is not None}),
-        }
+        return SavedTraining(
+            name=self.name,
+            folder=str(self.folder),
+            data=self.data,
+            model=one.model,
+            defense=self.defense,
+            threat=one.threat,
+            recipe=None if one.recipe is None else asdict(one.recipe),
+            batch_size=one.batch_size,
+            rounds=tuple(sorted({file.round_number for file in self.files if file.round_number is not None})),
+            clients=tuple(sorted({file.client for file in self.files if file.client is not None})),
+        )
 
     def accuracy_before(self, number: int | None) -> float | None:
         """The accuracy of the model that clients were sent in a round, where the round before was evaluated."""

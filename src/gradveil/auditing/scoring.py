@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks import Reconstruction, finite_or_none
+from gradveil.attacks import Reconstruction
+from gradveil.auditing.audit import ImageScore, Judgement, Ranking
 from gradveil.auditing.exchange import Private
 from gradveil.core.errors import BadFileError, GradveilError, NotAvailableError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.types import Batch, Domain
-from gradveil.metrics import LPIPS, METRICS, Scores, label_accuracy, matching_order, score, wilson
+from gradveil.data import ImageSet
+from gradveil.metrics import LPIPS, label_accuracy, matching_order, ranks, score, wilson
+from gradveil.metrics.table import ImageMetrics
 from gradveil.models import representation
 
-MEANS = ("mse", "psnr", "ssim", "lpips", "mse_r", "identified")
+MEANS = (*ImageMetrics.model_fields, "identified")
+"""What a row has the means of its images of."""
 
 
 class Judge:
@@ -50,8 +54,8 @@ class Judge:
         other.private = private
         return other
 
-    def row(self, found: Sequence[Reconstruction], module: nn.Module) -> dict[str, Any]:
-        """The part of a row that compares with the truth."""
+    def judge(self, found: Sequence[Reconstruction], module: nn.Module) -> Judgement:
+        """Compare with the truth."""
         truth, sizes = self.private.batch, [len(one.inputs) for one in found]
         if sum(sizes) != len(truth) or any(one.inputs.shape[1:] != truth.inputs.shape[1:] for one in found):
             raise BadFileError(
@@ -71,66 +75,57 @@ class Judge:
         )
         right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         means, line_up = scores.means(), len(self.private.gallery)
-        identified = int(scores.per_image["identified"].sum())
-        shown = {name: None if (value := means.get(name)) is None else finite_or_none(value) for name in MEANS}
-        infinite = {name: "it is not finite for this model" for name in means if name in shown and shown[name] is None}
-        return {
-            "images": len(truth),
-            **shown,
-            "identified_interval": list(wilson(identified, len(truth))),
-            "identified_by": scores.identified_by,
-            "gallery": line_up,
-            "chance": sum(size * min(1.0, size / line_up) for size in sizes) / len(truth),
-            "label_accuracy": sum(right) / len(right),
-            "not_available": self.not_available | infinite,
-            "per_image": self._per_image(scores, guess, order, found),
-        }
-
-    def _per_image(
-        self, scores: Scores, guess: Batch, order: Tensor, found: Sequence[Reconstruction]
-    ) -> list[dict[str, Any]]:
+        infinite = [name for name in MEANS if not math.isfinite(means.get(name, 0.0))]
+        columns = {name: values.tolist() for name, values in scores.per_image.items()}
         source = [one for one in found for _ in one.inputs]
-        columns = {name: values.tolist() for name, values in scores.per_image.items() if name in METRICS}
-        return [
-            {
-                "index": int(self.private.index[i]),
-                "picture": int(order[i]),
-                "label": int(self.private.batch.labels[i]),
-                "label_guess": int(guess.labels[i]),
-                **{name: _plain(values[i]) for name, values in columns.items()},
-                "objective": finite_or_none(source[i].objective),
-                "stopped": source[i].stopped,
-            }
-            for i in range(len(guess))
-        ]
+        return Judgement(
+            images=len(truth),
+            **{name: means.get(name) for name in MEANS},
+            identified_interval=wilson(int(scores.per_image["identified"].sum()), len(truth)),
+            identified_by=scores.identified_by,
+            gallery=line_up,
+            at_random=sum(size * min(1.0, size / line_up) for size in sizes) / len(truth),
+            label_accuracy=sum(right) / len(right),
+            not_available=self.not_available | dict.fromkeys(infinite, "it is not finite for this model"),
+            per_image=tuple(
+                ImageScore(
+                    index=int(self.private.index[i]),
+                    picture=int(order[i]),
+                    label=int(truth.labels[i]),
+                    label_guess=int(guess.labels[i]),
+                    **{name: values[i] for name, values in columns.items()},
+                    objective=source[i].objective,
+                    stopped=source[i].stopped,
+                )
+                for i in range(len(guess))
+            ),
+        )
 
 
-def _plain(value: float | bool | None) -> float | bool | None:
-    return finite_or_none(value) if isinstance(value, float) else value
-
-
-def unscored(found: Sequence[Reconstruction], reason: str) -> dict[str, Any]:
-    """The same part of a row where there is no truth: nothing but what the attack itself knows, and the reason."""
-    empty = dict.fromkeys((*MEANS, "label_accuracy"))
+def unscored(found: Sequence[Reconstruction], reason: str) -> Judgement:
+    """The same where there is no truth: nothing but what the attack itself knows, and the reason."""
     pictures = [(one, int(label)) for one in found for label in one.labels]
-    return {
-        "images": len(pictures),
-        **empty,
-        "identified_interval": None,
-        "identified_by": None,
-        "gallery": None,
-        "chance": None,
-        "not_available": dict.fromkeys(empty, reason),
-        "per_image": [
-            {
-                "index": None,
-                "picture": place,
-                "label": None,
-                "label_guess": label,
-                "identified": None,
-                "objective": finite_or_none(one.objective),
-                "stopped": one.stopped,
-            }
+    return Judgement(
+        images=len(pictures),
+        not_available=dict.fromkeys((*MEANS, "label_accuracy"), reason),
+        per_image=tuple(
+            ImageScore(picture=place, label_guess=label, objective=one.objective, stopped=one.stopped)
             for place, (one, label) in enumerate(pictures)
-        ],
-    }
+        ),
+    )
+
+
+def ranked(found: Sequence[Reconstruction], index: Tensor, granted: ImageSet | None) -> Ranking:
+    """Where the private examples stand in the lists of attacks that rank candidates.
+
+    In a batch of B, the first B ranks count as first. ``index`` [n] says where the private examples stand among the
+    candidates that the threat model ``granted``. It is empty of attacks that rank none, or other candidates.
+    """
+    scores = [one.scores for one in found if one.scores is not None]
+    if not scores or granted is None or any(one.candidates != granted.name for one in found):
+        return Ranking()
+    size = len(index) // len(found)
+    table = torch.stack(scores).repeat_interleave(size, dim=0)
+    places = ranks(table, index)
+    first = float((places <= size).double().mean())
+    return Ranking(candidates=table.shape[1], ranks=tuple(places.tolist()), ranked_first=first)

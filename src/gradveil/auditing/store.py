@@ -16,21 +16,22 @@ digit. While a batch runs, ``batch.json`` names its rows; after a kill, what the
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
+from pydantic_core import from_json
 
-from gradveil.auditing.fields import first_complaint
+from gradveil.auditing.audit import Audit, Row, complaint, read_audit
+from gradveil.auditing.version1 import upgraded_row
 from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.reading import read_bytes
 
-_DIGEST = "^[0-9a-f]{16}$"
+_DIGEST = "[0-9a-f]{16}"
 _SHARED = ("data", "model", "threat", "images", "every", "batch_size", "recipe", "gallery", "seed")
 """Fields of a case in which all rows of a folder agree; attacks and defenses may be added, and budgets changed."""
 
@@ -56,13 +57,13 @@ class Store:
         make_folder(self.folder)
         remove_partial(self.folder, "audit.json", "truth.safetensors", "observations/*", "rows/batch.json", "rows/*/*")
         if self._batch.exists():
-            for digest in re.findall("[0-9a-f]{16}", read_bytes(self._batch).decode(errors="replace")):
+            for digest in re.findall(_DIGEST, read_bytes(self._batch).decode(errors="replace")):
                 (self.folder / "rows" / digest / "row.json").unlink(missing_ok=True)
             self._batch.unlink()
 
     def _refuse_another(self, case: dict[str, Any]) -> None:
         """An audit of something else would be written over, and its rows be left without it."""
-        then = self.read_audit()["case"]
+        then = self.read_audit().case
         about = f"{self.folder} holds an audit of {then.get('data', 'saved exchanges')}"
         if ("observations" in then) != ("observations" in case):
             raise BadFileError(f"{about}, made in another way; give another --out")
@@ -93,21 +94,22 @@ class Store:
         yield
         self._batch.unlink()
 
-    def row(self, digest: str) -> dict[str, Any] | None:
+    def row(self, digest: str) -> Row | None:
         """The saved row of a cell, or None if it is not done."""
         path = self.folder / "rows" / digest / "row.json"
         if self._batch.exists() and digest.encode() in self._read(self._batch):
             return None
         try:
-            row = json.loads(self._read(path))
+            row = Row.model_validate(_of_any_version(from_json(self._read(path))))
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError) as error:
-            raise BadFileError(f"{path} is damaged ({error}); delete it and run again with --resume") from None
-        complaint = _complaint(row) or ("" if row["digest"] == digest else "it is of another row")
-        if complaint:
-            raise BadFileError(f"{path} is damaged ({complaint}); delete it and run again with --resume")
-        return dict(row)
+        except ValidationError as error:
+            raise BadFileError(f"{path}{complaint(error)}: delete it and run again with --resume") from None
+        except ValueError as error:
+            raise BadFileError(f"{path} is damaged ({error}): delete it and run again with --resume") from None
+        if row.digest != digest:
+            raise BadFileError(f"{path} is of another row: delete it and run again with --resume")
+        return row
 
     def _read(self, path: Path) -> bytes:
         try:
@@ -117,30 +119,18 @@ class Store:
         except OSError as error:
             raise BadFileError(f"cannot read {path}: {error.strerror}") from None
 
-    def save_row(self, digest: str, row: dict[str, Any]) -> None:
-        write_json(self.folder / "rows" / digest / "row.json", row)
+    def save_row(self, digest: str, row: Row) -> None:
+        write_json(self.folder / "rows" / digest / "row.json", row.model_dump(mode="json"))
 
-    def save_audit(self, audit: dict[str, Any]) -> None:
-        write_json(self.audit, audit)
+    def save_audit(self, audit: Audit) -> None:
+        write_json(self.audit, audit.as_json())
 
-    def read_audit(self) -> dict[str, Any]:
-        try:
-            audit = json.loads(self._read(self.audit))
-        except FileNotFoundError:
-            raise BadFileError(f"{self.folder} holds no audit: there is no audit.json in it") from None
-        except (ValueError, RecursionError) as error:
-            raise BadFileError(f"{self.audit} is damaged: {error}") from None
-        if not isinstance(audit, dict) or audit.get("version") != 1:
-            raise BadFileError(f"{self.audit} is not an audit that this Gradveil reads")
-        rows, left_out = audit.get("rows"), audit.get("left_out", {})
-        whole = isinstance(audit.get("complete"), bool) and isinstance(audit.get("environment"), dict)
-        if not whole or not isinstance(audit.get("case"), dict) or not isinstance(rows, list):
-            raise BadFileError(f"{self.audit} is damaged: it lacks its case, its environment, its rows or its end")
-        if not isinstance(left_out, dict) or not all(isinstance(why, str) for why in left_out.values()):
-            raise BadFileError(f"{self.audit} is damaged: 'left_out' gives no reasons")
-        for place, row in enumerate(rows, start=1):
-            if complaint := _complaint(row):
-                raise BadFileError(f"{self.audit} is damaged: row {place}: {complaint}")
+    def read_audit(self) -> Audit:
+        """The audit in the folder, which may come from a stranger: the digests of its rows name folders."""
+        audit = read_audit(self.folder)
+        for place, row in enumerate(audit.rows, start=1):
+            if not re.fullmatch(_DIGEST, row.digest):
+                raise BadFileError(f"{self.audit}, row {place}: 'digest' names no row; the file is damaged")
         return audit
 
     def relative(self, path: Path) -> str:
@@ -154,71 +144,5 @@ def _shared(case: dict[str, Any]) -> dict[str, Any]:
     return fields | {f"recipe.{name}": value for name, value in (recipe if isinstance(recipe, dict) else {}).items()}
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=2**53)]
-
-
-class _Image(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    stopped: str
-
-
-class _Trace(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    objective: list[list[Finite | None]]
-
-
-class _SavedRow(BaseModel):
-    """What flags, verdicts and tables take from a row that was read from a file."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    digest: Annotated[str, Field(pattern=_DIGEST)]
-    """It names a folder: one from a stranger must not lead out of this one."""
-    defense: str
-    attack: str
-    prior_of: str | None
-    threat: str
-    images: Count
-    mse: Finite | None
-    psnr: Finite | None
-    ssim: Finite | None
-    lpips: Finite | None
-    mse_r: Finite | None
-    identified: Share | None
-    identified_interval: Annotated[list[Share], Field(min_length=2, max_length=2)] | None
-    identified_by: str | None
-    label_accuracy: Share | None
-    gallery: Count | None
-    chance: Share | None = None
-    candidates: Count = 1
-    ranked_first: Share = 0.0
-    seconds: Finite
-    not_available: dict[str, str]
-    per_image: list[_Image]
-    log: dict[str, Finite]
-    trace: _Trace
-    training: str | None = None
-    stage: str | None = None
-    round: int | None = None
-
-    @model_validator(mode="after")
-    def _scored_or_not(self) -> Self:
-        scored = (self.psnr, self.identified_interval, self.gallery, self.label_accuracy)
-        if self.identified is not None and None in scored:
-            raise ValueError("it is scored in part")
-        if "ranked_first" in self.model_fields_set and "candidates" not in self.model_fields_set:
-            raise ValueError("it ranks no candidates")
-        return self
-
-
-def _complaint(row: object) -> str:
-    """What is wrong with a row of a file; nothing if it is as an audit writes it."""
-    try:
-        _SavedRow.model_validate(row)
-    except ValidationError as error:
-        return first_complaint(error, "row")
-    return ""
+def _of_any_version(row: Any) -> Any:
+    return upgraded_row(row) if isinstance(row, dict) and "at_random" not in row else row

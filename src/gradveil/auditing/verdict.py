@@ -1,14 +1,14 @@
-"""The verdict on each defense: its worst case, graded, in words, and what it costs where that was measured."""
+"""The verdict on each defense: its worst case, graded, beside chance, in words, with its cost where that was measured.
+
+Nothing here loads torch before it is needed: whoever reads an audit of version 1 has to judge it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal, TypeVar
 
-from gradveil.attacks import ATTACKS, BUDGETS
-from gradveil.auditing.costs import Cost
-from gradveil.auditing.flags import PRIOR_ONLY, Row, prior_of
-from gradveil.threat import Knowledge, threat_model
+from gradveil.auditing.audit import Cost, Found, Row, Verdict
 
 GRADES = {
     "privacy": {"A": 0.1, "B": 0.25, "C": 0.5, "D": 0.75},
@@ -17,42 +17,56 @@ GRADES = {
 """Up to where each grade goes; above all of them is F. Privacy: the share identified beyond chance, at the upper end of
 its interval. Utility: the accuracy lost."""
 WORST = "F"
+_GOOD = ("A", "B")
+"""Grades of a defense that held; a few images, none of them found, are not above chance either, but earn neither."""
+_SELDOM = 0.025
+"""Chance is ruled out where it finds as many in fewer than one of forty audits."""
+_Found = TypeVar("_Found", bound=Found)
 
 
-def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> list[dict[str, Any]]:
+def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tuple[Verdict, ...]:
     """One verdict per defense: its worst case over the attacks and rounds, beside chance and beside its cost."""
-    attacks = [row for row in rows if row["attack"] != PRIOR_ONLY]
-    found: list[dict[str, Any]] = []
-    for defense in dict.fromkeys(row["defense"] for row in attacks):
-        own = [row for row in attacks if row["defense"] == defense]
+    attacks = [row for row in rows if not row.is_prior]
+    found = []
+    for defense in dict.fromkeys(row.defense for row in attacks):
+        own = [row for row in attacks if row.defense == defense]
         worst = max(own, key=_leakage)
-        alone = prior_of(worst, rows)
-        found.append(
-            {
-                "defense": defense,
-                "grade": privacy_grade(worst),
-                "identified": worst["identified"],
-                "identified_interval": worst["identified_interval"],
-                "attack": worst["attack"],
-                "threat": worst["threat"],
-                "adversary": threat_model(worst["threat"]).title,
-                "prior_only_identified": None if alone is None else alone["identified"],
-                "images": worst["images"],
-                "gallery": worst["gallery"],
-                "chance": None if worst["gallery"] is None else chance_of(worst),
-                **{key: worst[key] for key in ("candidates", "ranked_first", "round") if key in worst},
-                "rebuilt": _rebuilt(worst, own, rows),
-                "flags": worst["flags"],
-                "sentence": _sentence(worst, alone),
-                "cost": _cost((costs or {}).get(defense)),
-            }
+        # It would say the same twice where the worst of all rebuilds.
+        rebuilt = worst_of(without_candidates(own)) if _chooses(worst) else None
+        verdict = Verdict(
+            defense=defense,
+            grade=privacy_grade(worst.identified_interval, worst.at_random),
+            **dict(_found(worst, rows)),
+            threat=worst.threat,
+            adversary=worst.adversary,
+            images=worst.images,
+            gallery=worst.gallery,
+            at_random=worst.at_random,
+            candidates=worst.candidates,
+            ranked_first=worst.ranked_first,
+            round=worst.round,
+            rebuilt=None if rebuilt is None else _found(rebuilt, rows),
+            flags=worst.flags,
+            sentence=_sentence(worst, worst.prior_among(rows)),
+            cost=(costs or {}).get(defense),
         )
-    return found
+        found.append(judged(verdict))
+    return tuple(found)
+
+
+def _found(row: Row, rows: Sequence[Row]) -> Found:
+    alone = row.prior_among(rows)
+    return Found(
+        attack=row.attack,
+        identified=row.identified,
+        identified_interval=row.identified_interval,
+        prior_only_identified=None if alone is None else alone.identified,
+    )
 
 
 def worst_of(rows: Sequence[Row]) -> Row | None:
     """The row that leaks most, among equals the one of the higher PSNR; None where none was scored."""
-    return max((row for row in rows if row["identified"] is not None), key=_leakage, default=None)
+    return max((row for row in rows if row.identified is not None), key=_leakage, default=None)
 
 
 def without_candidates(rows: Sequence[Row]) -> list[Row]:
@@ -61,109 +75,87 @@ def without_candidates(rows: Sequence[Row]) -> list[Row]:
 
 
 def _chooses(row: Row) -> bool:
-    return Knowledge.CANDIDATES in ATTACKS.build(row["attack"], BUDGETS["quick"]).requires
+    from gradveil.attacks import ATTACKS, BUDGETS
+    from gradveil.threat import Knowledge
+
+    return Knowledge.CANDIDATES in ATTACKS.build(row.attack, BUDGETS["quick"]).requires
 
 
-def _rebuilt(worst: Row, own: Sequence[Row], rows: Sequence[Row]) -> dict[str, Any] | None:
-    """The worst without candidates, where the worst of all is a choice among them; it would say the same twice else."""
-    found = worst_of(without_candidates(own)) if _chooses(worst) else None
-    if found is None:
-        return None
-    alone = prior_of(found, rows)
-    return {
-        "attack": found["attack"],
-        "identified": found["identified"],
-        "identified_interval": found["identified_interval"],
-        "prior_only_identified": None if alone is None else alone["identified"],
-    }
+def _leakage(row: Row) -> tuple[float, float]:
+    """What was scored comes before what was not."""
+    return (-1.0, 0.0) if row.identified is None else (row.identified, row.psnr or 0.0)
 
 
-def privacy_grade(row: Row) -> str | None:
+def judged(verdict: Verdict) -> Verdict:
+    """The verdict beside chance: what chance is, whether it explains what was found, and whether the defense held.
+
+    Not being above chance is good news only with the grade to go with it.
+    """
+    beside = _beside_chance(verdict, verdict)
+    outcome: Literal["leaks", "holds", "unknown"] = "unknown"
+    if beside.above_chance:
+        outcome = "leaks"
+    elif beside.above_chance is False and verdict.grade in _GOOD:
+        outcome = "holds"
+    rebuilt = None if verdict.rebuilt is None else _beside_chance(verdict.rebuilt, verdict)
+    return beside.model_copy(update={"outcome": outcome, "rebuilt": rebuilt})
+
+
+def _beside_chance(found: _Found, verdict: Verdict) -> _Found:
+    alone, at_random, above = found.prior_only_identified, verdict.at_random, None
+    chance = None if alone is None or at_random is None else max(alone, at_random)
+    if found.identified is not None and found.identified_interval is not None and chance is not None:
+        images = verdict.images or 0
+        luck = at_least(round(found.identified * images), images, chance)
+        above = found.identified_interval[0] > chance and luck < _SELDOM
+    return found.model_copy(update={"chance": chance, "above_chance": above})
+
+
+def at_least(count: int, trials: int, chance: float) -> float:
+    """How likely so many of some trials succeed, or more.
+
+    >>> round(at_least(1, 8, 0.01), 4), at_least(0, 8, 0.01)
+    (0.0773, 1.0)
+    """
+    from scipy.special import betainc  # not scipy.stats, which takes a second to load
+
+    return float(betainc(count, trials - count + 1, chance)) if count else 1.0
+
+
+def privacy_grade(interval: tuple[float, float] | None, at_random: float | None) -> str | None:
     """From A to F by the upper end of the interval, less what picking at random would get; None if not measured.
 
     The upper end is what the images tried cannot exclude: a good grade takes many of them. In a line-up no longer than
     a batch every pick is right, and nothing is measured.
     """
-    if row["identified_interval"] is None or (chance := chance_of(row)) >= 1:
+    if interval is None or at_random is None or at_random >= 1:
         return None
-    return _grade((row["identified_interval"][1] - chance) / (1 - chance), GRADES["privacy"])
+    return grade((interval[1] - at_random) / (1 - at_random), "privacy")
 
 
-def chance_of(row: Row) -> float:
-    """What picking at random identifies: a picture counts for whichever of the images behind its update is like it."""
-    return float(row.get("chance") or 1 / row["gallery"])  # audits from before it was kept had no larger one
-
-
-def _grade(value: float, bounds: Mapping[str, float]) -> str:
-    return next((letter for letter, bound in bounds.items() if value <= bound), WORST)
-
-
-def _cost(cost: Cost | None) -> dict[str, Any] | None:
-    if cost is None:
-        return None
-    return {
-        "grade": _grade(cost.accuracy_lost, GRADES["utility"]),
-        "accuracy": cost.accuracy,
-        "accuracy_lost": cost.accuracy_lost,
-        "round_seconds": cost.round_seconds,
-        "time_added": cost.time_added,
-        "sentence": _cost_sentence(cost),
-    }
-
-
-def _cost_sentence(cost: Cost) -> str:
-    points, percent = round(100 * cost.accuracy_lost, 1), round(100 * cost.time_added)
-    lost = f"{abs(points):g} points of accuracy {'lost' if points >= 0 else 'gained'}"
-    time = f"{abs(percent)}% {'more' if percent >= 0 else 'less'} time per round"
-    return f"In training, {lost} ({cost.accuracy:.1%} instead of {cost.plain_accuracy:.1%}) and {time}."
-
-
-def _leakage(row: Row) -> tuple[float, float]:
-    """What was scored comes before what was not."""
-    return (-1.0, 0.0) if row["identified"] is None else (row["identified"], row["psnr"])
+def grade(value: float, of: Literal["privacy", "utility"]) -> str:
+    return next((letter for letter, bound in GRADES[of].items() if value <= bound), WORST)
 
 
 def _sentence(row: Row, alone: Row | None) -> str:
-    guard = "Without a defense" if row["defense"] == "none" else f"Under {row['defense']}"
-    if row["identified"] is None:
-        return f"{guard}, nothing could be scored: there is no truth, only the objective of {_name(row)} itself."
-    if row.get("round") is not None:
-        guard = f"In round {row['round']} {guard[0].lower()}{guard[1:]}"
-    if "ranked_first" in row:
-        return f"{guard}, {_ranked(row, alone)}"
-    done = f"picked out of {row['gallery']} by what {_name(row)} rebuilt from the update"
-    return f"{guard}, {_found(row, 'identified')} {done}{_without(alone, 'identified')}."
-
-
-def _ranked(row: Row, alone: Row | None) -> str:
-    """An attack that chooses among candidates rebuilds nothing: it ranks them, and its choice is then judged."""
-    done = f"ranked first among {row['candidates']} candidates by {_name(row)}"
-    said = f"{_found(row, 'ranked_first')} {done}{_without(alone, 'ranked_first')}."
-    if _count(row, "ranked_first") == _count(row, "identified"):
-        return said
-    return f"{said} The pictures it chose pick {_count(row, 'identified')} of {row['images']} out of {row['gallery']}."
-
-
-def _found(row: Row, key: str) -> str:
-    """How many private images, as the subject of a sentence."""
-    count, total = _count(row, key), row["images"]
+    guard = "Without a defense" if row.defense == "none" else f"Under {row.defense}"
+    name = row.attack.partition(":")[0]  # its options stand beside the sentence
+    if row.identified is None:
+        return f"{guard}, nothing could be scored: there is no truth, only the objective of {name} itself."
+    if row.round is not None:
+        guard = f"In round {row.round} {guard[0].lower()}{guard[1:]}"
+    # An attack that chooses among candidates rebuilds nothing: it ranks them, and its choice is then judged.
+    done, share = f"picked out of {row.gallery} by what {name} rebuilt from the update", row.identified
+    alike = None if alone is None else alone.identified
+    if row.ranked_first is not None:
+        done, share = f"ranked first among {row.candidates} candidates by {name}", row.ranked_first
+        alike = None if alone is None else alone.ranked_first
+    count, picked, total = round(share * row.images), round(row.identified * row.images), row.images
     whole = "the private image was" if total == 1 else f"all {total} private images were"
     some = f"{count} of {total} private images {'was' if count == 1 else 'were'}"
-    return {0: "no private image was", total: whole}.get(count, some)
-
-
-def _without(alone: Row | None, key: str) -> str:
-    return (
-        ""
-        if alone is None or key not in alone
-        else f", and {_count(alone, key)} of {alone['images']} without the update"
-    )
-
-
-def _name(row: Row) -> str:
-    """The attack without its options, which stand beside the sentence."""
-    return str(row["attack"]).partition(":")[0]
-
-
-def _count(row: Row, key: str) -> int:
-    return round(float(row[key]) * int(row["images"]))
+    who = {0: "no private image was", total: whole}.get(count, some)
+    said = f"{guard}, {who} {done}"
+    if alone is not None and alike is not None:
+        said += f", and {round(alike * alone.images)} of {alone.images} without the update"
+    more = "" if picked == count else f" The pictures it chose pick {picked} of {total} out of {row.gallery}."
+    return f"{said}.{more}"

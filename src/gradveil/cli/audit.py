@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gradveil.auditing import (
-    MEANS,
+    Audit,
+    Verdict,
     make_case,
     make_observed_case,
     read_case,
@@ -25,6 +27,7 @@ from gradveil.auditing import (
 from gradveil.cli.progress import Terminal
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import claimed
+from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
 from gradveil.report import render
 
 CROSSED = 3
@@ -103,9 +106,7 @@ def _folder(out: Path | None, resume: bool) -> Path:
     return out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
 
 
-def _tell(
-    result: dict[str, Any], folder: Path, junit: Path | None, bounds: list[tuple[str, float]], as_json: bool
-) -> None:
+def _tell(result: Audit, folder: Path, junit: Path | None, bounds: list[tuple[str, float]], as_json: bool) -> None:
     """Write what was found for people and machines, and exit with what it means for the bounds."""
     page = render(folder)
     if junit is not None:
@@ -117,7 +118,7 @@ def _tell(
     _enforce(result, bounds)
 
 
-def _run(fields: dict[str, Any], folder: Path, resume: bool, again: str) -> dict[str, Any]:
+def _run(fields: dict[str, Any], folder: Path, resume: bool, again: str) -> Audit:
     """Audit exchanges that are made for it or, where the case names observations, those; ``again``: how to go on."""
     try:
         if "observations" in fields:
@@ -130,7 +131,7 @@ def _run(fields: dict[str, Any], folder: Path, resume: bool, again: str) -> dict
 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:
     """Write report.html of a saved audit anew."""
-    _out.print(f"report: {render(folder)}", highlight=False, markup=False)
+    _say(f"report: {render(folder)}")
 
 
 def score(
@@ -141,17 +142,24 @@ def score(
     ] = None,
 ) -> None:
     """Score the saved reconstructions of an audit again, without attacking again."""
-    if metric is not None and metric not in (*MEANS, "label_accuracy"):
-        raise GradveilError(f"no metric is called {metric!r}; there are: {', '.join(MEANS)}, label_accuracy")
+    known = [name for name, one in METRICS.items() if one.meaning]
+    if metric is not None and metric not in known:
+        raise GradveilError(f"no metric is called {metric!r}; there are: {', '.join(known)}")
     with claimed(folder):
         result = score_again(folder, model=model, progress=Terminal(_errors))
         page = render(folder)
     if metric is None:
         _print_summary(result, page)
         return
-    for row in result["rows"]:
-        named = [row["training"], row["stage"]] if "stage" in row else []
-        _out.print(*named, row["defense"], row["attack"], row[metric], sep="\t", highlight=False, markup=False)
+    for row in result.rows:
+        named = [row.training, row.stage] if result.trainings else []
+        found = getattr(row, metric)
+        _out.print(*named, row.defense, row.attack, found, sep="\t", highlight=False, markup=False)
+
+
+def schema() -> None:
+    """Print the JSON schema of audit.json."""
+    sys.stdout.write(json.dumps(Audit.model_json_schema(mode="serialization"), indent=1) + "\n")
 
 
 def _recipe(
@@ -178,65 +186,56 @@ def _bound(text: str) -> tuple[str, float]:
         ) from None
 
 
-def _enforce(result: dict[str, Any], bounds: list[tuple[str, float]]) -> None:
+def _enforce(result: Audit, bounds: list[tuple[str, float]]) -> None:
     for metric, bound in bounds:
-        for verdict in result["verdicts"]:
-            if verdict[metric] is None:
-                raise GradveilError(
-                    f"{metric} was not measured under {verdict['defense']}: a bound on it needs the truth"
-                )
-            if verdict[metric] > bound:
-                _errors.print(f"{metric} is {verdict[metric]:.3g} under {verdict['defense']}, above {bound:g}")
+        for verdict in result.verdicts:
+            if verdict.identified is None:
+                raise GradveilError(f"{metric} was not measured under {verdict.defense}: a bound on it needs the truth")
+            if verdict.identified > bound:
+                _errors.print(f"{metric} is {verdict.identified:.3g} under {verdict.defense}, above {bound:g}")
                 raise typer.Exit(CROSSED)
 
 
-def _print_summary(result: dict[str, Any], page: Path) -> None:
+def _print_summary(result: Audit, page: Path) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    observed = any("round" in row for row in result["rows"])
+    observed, metrics = bool(result.trainings), [metric for metric in METRICS.values() if metric.in_summary]
+    metrics.sort(key=lambda metric: metric.style == PERCENT)  # shares stand last
     for title in ("training", "defense", "attack") if observed else ("defense", "attack"):
         table.add_column(title, overflow="fold")
-    for title in (*(["stage"] if observed else []), "PSNR dB", "SSIM", "LPIPS", "identified", "labels", "seconds"):
+    for title in (*(["stage"] if observed else []), *(metric.in_summary for metric in metrics), "seconds"):
         table.add_column(title, justify="right")
-    for row in result["rows"]:
-        prior = row["prior_of"] is not None
-        attack = f"prior-only ({row['prior_of']})" if prior else row["attack"]
-        training = [_plain("any" if prior else row["training"])] if observed else []
-        stage = [_plain("any" if prior else row["stage"])] if observed else []
+    for row in result.rows:
+        defense, attack = row.defense, row.attack
+        training, stage = row.training or NOT_AVAILABLE, row.stage or NOT_AVAILABLE
+        if row.is_prior:
+            defense = training = stage = "any"
+            attack = f"prior-only ({row.prior_of})"
         table.add_row(
-            *training, "any" if prior else row["defense"], attack, *stage, _plain(row["psnr"], ".1f"),
-            _plain(row["ssim"], ".3f"), _plain(row["lpips"], ".3f"), _plain(row["identified"], ".0%"),
-            _plain(row["label_accuracy"], ".0%"), _plain(row["seconds"], ".1f"),
+            *([training] if observed else []), defense, attack, *([stage] if observed else []),
+            *(metric.format(getattr(row, metric.name)) for metric in metrics), styled(row.seconds, ".1f"),
         )  # fmt: skip
     (_out if _out.is_terminal else Console(width=_WIDE)).print(table)  # a file or a pipe has no edge to wrap at
     _out.print()
-    for verdict in result["verdicts"]:
+    for verdict in result.verdicts:
         _print_verdict(verdict)
-    for reason, names in _missing(result["rows"]).items():
-        what = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available"
-        _out.print(f"{what}: {reason}", highlight=False, markup=False)
-    _out.print(f"\nreport: {page}", highlight=False, markup=False)
+    missing: dict[str, list[str]] = {}
+    for name, reason in dict.fromkeys(pair for row in result.rows for pair in row.not_available.items()):
+        missing.setdefault(reason, []).append(name)
+    for reason, names in missing.items():
+        _say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
+    _say(f"\nreport: {page}")
 
 
-def _print_verdict(verdict: dict[str, Any]) -> None:
-    grade = "not graded" if verdict["grade"] is None else f"grade {verdict['grade']}"
-    _out.print(f"{verdict['sentence']} ({grade})", highlight=False, markup=False)
-    if verdict["flags"]:
-        _out.print(f"  Flags: {', '.join(verdict['flags'])}.", highlight=False, markup=False)
-    if verdict["rebuilt"] is not None:
-        share, attack = verdict["rebuilt"]["identified"], verdict["rebuilt"]["attack"].partition(":")[0]
-        said = f"  Without candidates, {share:.0%} were identified by what {attack} rebuilt."
-        _out.print(said, highlight=False, markup=False)
-    if verdict["cost"] is not None:
-        _out.print(f"  {verdict['cost']['sentence']} (grade {verdict['cost']['grade']})", highlight=False, markup=False)
+def _print_verdict(verdict: Verdict) -> None:
+    _say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
+    if verdict.flags:
+        _say(f"  Flags: {', '.join(verdict.flags)}.")
+    if verdict.rebuilt is not None:
+        share, attack = verdict.rebuilt.identified, (verdict.rebuilt.attack or "").partition(":")[0]
+        _say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
+    if verdict.cost is not None:
+        _say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
 
 
-def _plain(value: float | str | None, style: str = "") -> str:
-    return "n/a" if value is None else format(value, style)
-
-
-def _missing(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Metrics that some row lacks, by reason."""
-    found: dict[str, list[str]] = {}
-    for name, reason in dict.fromkeys(pair for row in rows for pair in row["not_available"].items()):
-        found.setdefault(reason, []).append(name)
-    return found
+def _say(text: str) -> None:
+    _out.print(text, highlight=False, markup=False)

@@ -33,6 +33,7 @@ COMMANDS = {
         "gradveil.cli.audit:score",
         "Score the saved reconstructions of an audit again, without attacking again.",
     ),
+    "schema": ("gradveil.cli.audit:schema", "Print the JSON schema of audit.json."),
     "attack": (
         "gradveil.cli.attack:attack",
         "Rebuild the private data behind saved updates. Nothing is scored: there is no truth here.",

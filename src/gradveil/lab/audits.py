@@ -9,7 +9,7 @@ from typing import Any
 
 from gradveil.attacks import ATTACKS
 from gradveil.auditing import MEANS, Case
-from gradveil.auditing.flags import PRIOR_ONLY, Row
+from gradveil.auditing.audit import Audit, Row
 from gradveil.auditing.run import assemble
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import privacy_grade, without_candidates, worst_of
@@ -17,25 +17,23 @@ from gradveil.core.atomic import make_folder, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.metrics import wilson
 
-Audit = dict[str, Any]
-"""As ``run_case`` returns it and ``audit.json`` holds it. A training returns ``rows`` and ``environment`` too."""
 _NOT_IN_RESULTS = frozenset({"seconds", "files", "trace", "assumptions"})
 """What differs from run to run, or is long and stands in audit.json anyway."""
 
 
-def result_of(done: Audit) -> dict[str, Any]:
-    """What of an audit or a training is worth comparing: equal runs have equal results."""
+def result_of(done: dict[str, Any]) -> dict[str, Any]:
+    """What of an audit or a training, as their files hold it, is worth comparing: equal runs have equal results."""
     rows = [{key: value for key, value in row.items() if key not in _NOT_IN_RESULTS} for row in done["rows"]]
     return {"rows": rows, **({"verdicts": done["verdicts"]} if "verdicts" in done else {})}
 
 
 def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
     """The audit of one case, taken out of the audit of several, as it would be by itself; its folder is written."""
-    left_out = {defense: why for defense, why in whole["left_out"].items() if defense in case.defenses}
+    left_out = {defense: why for defense, why in whole.left_out.items() if defense in case.defenses}
     defenses = tuple(defense for defense in case.defenses if defense not in left_out)
     if not defenses:
         raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(left_out.values()))}")
-    chosen = case.model_copy(update={"attacks": tuple(whole["case"]["attacks"]), "defenses": defenses})
+    chosen = case.model_copy(update={"attacks": attacks_of(whole), "defenses": defenses})
     everything, own = Store(source), Store(target)
     _link(everything.truth, own.truth)
     rows = []
@@ -44,8 +42,9 @@ def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
         assert row is not None, "the audit of all is complete"
         crafted_by = cell.attack if ATTACKS.build(cell.attack, case.effort()).crafts else None
         if cell.prior_only:  # the first defense of all stands in it, where this case would have its own first
-            row |= {"defense": cell.defense}
-            row["files"] |= {"observation": own.relative(own.observation(cell.defense, crafted_by))}
+            observation = own.relative(own.observation(cell.defense, crafted_by))
+            files = row.files.model_copy(update={"observation": observation})
+            row = row.model_copy(update={"defense": cell.defense, "files": files})
         _link(everything.reconstruction(cell.digest()), own.reconstruction(cell.digest()))
         number = 0
         while (path := everything.observation(cell.defense, crafted_by, number)).exists():
@@ -69,43 +68,57 @@ def _link(source: Path, target: Path) -> None:
         write_atomically(target, source.read_bytes())
 
 
-def rows_scored_again(folder: Path) -> list[Row] | None:
+def attacks_of(audit: Audit) -> tuple[str, ...]:
+    """Those of the case, in its order."""
+    return tuple(dict.fromkeys(row.attack for row in audit.rows if not row.is_prior))
+
+
+def rows_scored_again(folder: Path) -> list[dict[str, Any]] | None:
     """The rows of the audit in a folder, which ``gradveil score`` may have changed; None where there is no audit."""
     store = Store(folder)
-    return store.read_audit()["rows"] if store.audit.exists() else None
+    return store.read_audit().as_json()["rows"] if store.audit.exists() else None
 
 
-def attacked_row(rows: Sequence[Row]) -> Row:
-    """The first row that is of an attack on an update, and not of the prior alone."""
+def attacked_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first row of a result that is of an attack on an update, and not of the prior alone."""
     return next(row for row in rows if row["prior_of"] is None)
+
+
+def figure_of(row: dict[str, Any], name: str) -> Any:
+    """A metric in a row of a result, or what the defense logged under this name."""
+    return row.get(name, row.get("log", {}).get(name))
 
 
 def means_by_round(audit: Audit) -> dict[int, dict[str, float | None]]:
     """By round of a training, the means of the attack on what was sent in it."""
-    return {row["round"]: {name: row[name] for name in MEANS} for row in audit["rows"] if row["prior_of"] is None}
+    return {row.round: {name: getattr(row, name) for name in MEANS} for row in audit.rows if row.round is not None}
 
 
 def standing_of(defense: str, audit: Audit) -> dict[str, Any]:
     """What the leaderboard keeps of a defense: grade, flags, attacks, and the worst with and without candidates."""
-    rows = [row for row in audit["rows"] if row["defense"] == defense and row["attack"] != PRIOR_ONLY]
-    verdict = next(one for one in audit["verdicts"] if one["defense"] == defense)
+    rows = [row for row in audit.rows if row.defense == defense and not row.is_prior]
+    verdict = next(one for one in audit.verdicts if one.defense == defense)
     return {
-        "grade": verdict["grade"],
-        "worst": _worst([row for row in rows if row["attack"] == verdict["attack"]]),
+        "grade": verdict.grade,
+        "worst": _worst([row for row in rows if row.attack == verdict.attack]),
         "rebuilt": _worst(without_candidates(rows)),
-        "flags": tuple(verdict["flags"]),
-        "attacks": tuple(row["attack"] for row in rows),
+        "flags": verdict.flags,
+        "attacks": tuple(row.attack for row in rows),
     }
 
 
 def _worst(rows: Sequence[Row]) -> dict[str, Any] | None:
     worst = worst_of(rows)
-    if worst is None:
+    if worst is None or worst.identified is None or worst.identified_interval is None:
         return None
-    interval = tuple(worst["identified_interval"])
-    return {name: worst[name] for name in ("attack", "identified", "images")} | {"interval": interval}
+    return {
+        "attack": worst.attack,
+        "identified": worst.identified,
+        "interval": worst.identified_interval,
+        "images": worst.images,
+    }
 
 
 def grade_of_chance(chance: float, images: int) -> str | None:
     """The grade of a defense under which as many images are identified as random picks identify on average."""
-    return privacy_grade({"identified_interval": wilson(round(chance * images), images), "chance": chance})
+    return privacy_grade(wilson(round(chance * images), images), chance)

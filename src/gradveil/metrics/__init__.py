@@ -1,33 +1,42 @@
-"""How much of the truth a reconstruction shows: per-image metrics, matching and identification."""
+"""How much of the truth a reconstruction shows: per-image metrics, matching and identification.
 
-from gradveil.metrics.assignment import matched, matching_order
-from gradveil.metrics.identity import ranks, wilson
-from gradveil.metrics.labels import label_accuracy
-from gradveil.metrics.perceptual import LPIPS
-from gradveil.metrics.pixel import PSNR_CAP, mse, psnr, ssim, ssim_pairwise
-from gradveil.metrics.representation import Represent, features, mse_r
-from gradveil.metrics.score import FAILED, Scores, score
-from gradveil.metrics.table import METRICS, Direction, Metric
+Names are loaded when first asked for, because the table of metrics serves reports, which are made without torch.
+"""
 
-__all__ = [
-    "FAILED",
-    "LPIPS",
-    "METRICS",
-    "PSNR_CAP",
-    "Direction",
-    "Metric",
-    "Represent",
-    "Scores",
-    "features",
-    "label_accuracy",
-    "matched",
-    "matching_order",
-    "mse",
-    "mse_r",
-    "psnr",
-    "ranks",
-    "score",
-    "ssim",
-    "ssim_pairwise",
-    "wilson",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gradveil.metrics.table import METRICS, Metric
+
+if TYPE_CHECKING:
+    from gradveil.metrics.identity import label_accuracy as label_accuracy
+    from gradveil.metrics.identity import matched as matched
+    from gradveil.metrics.identity import matching_order as matching_order
+    from gradveil.metrics.identity import ranks as ranks
+    from gradveil.metrics.identity import wilson as wilson
+    from gradveil.metrics.perceptual import LPIPS as LPIPS
+    from gradveil.metrics.pixel import PSNR_CAP as PSNR_CAP
+    from gradveil.metrics.pixel import mse as mse
+    from gradveil.metrics.pixel import psnr as psnr
+    from gradveil.metrics.pixel import ssim as ssim
+    from gradveil.metrics.pixel import ssim_pairwise as ssim_pairwise
+    from gradveil.metrics.scores import FAILED as FAILED
+    from gradveil.metrics.scores import Represent as Represent
+    from gradveil.metrics.scores import Scores as Scores
+    from gradveil.metrics.scores import features as features
+    from gradveil.metrics.scores import score as score
+
+_WHERE = {
+    "identity": ("label_accuracy", "matched", "matching_order", "ranks", "wilson"),
+    "perceptual": ("LPIPS",),
+    "pixel": ("PSNR_CAP", "mse", "psnr", "ssim", "ssim_pairwise"),
+    "scores": ("FAILED", "Represent", "Scores", "features", "score"),
+}
+__all__ = ["METRICS", "Metric", *(name for names in _WHERE.values() for name in names)]
+
+
+def __getattr__(name: str) -> Any:
+    for file, names in _WHERE.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{file}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,37 @@
-"""Identification: which rank the private image takes when a reconstruction is used to pick it out of candidates."""
+"""Whose picture it is: guesses matched to private images, their rank among candidates, their labels, and intervals."""
 
 from __future__ import annotations
 
 import math
 
+import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Batch
+
+
+def matched(guess: Batch, truth: Batch) -> Batch:
+    """The guess in the order of the truth: a new batch; neither argument changes."""
+    return guess.take(matching_order(guess, truth))
+
+
+def matching_order(guess: Batch, truth: Batch) -> Tensor:
+    """[n]: for each private image the position of its guess, with the least total squared error of pixels (Hungarian).
+
+    An update does not say in what order its batch was. Guesses that are not finite are left for the places nobody else
+    wants.
+    """
+    if guess.inputs.shape != truth.inputs.shape:
+        shapes = f"{list(guess.inputs.shape)} and {list(truth.inputs.shape)}"
+        raise GradveilError(f"a guess can only be matched with as many images of the same size, not {shapes}")
+    left, right = (batch.inputs.flatten(1).double() for batch in (truth, guess))
+    cost = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist").square().cpu()
+    finite = cost[cost.isfinite()]
+    worst = float(finite.max()) + 1 if len(finite) else 1.0
+    _, order = linear_sum_assignment(cost.nan_to_num(nan=worst, posinf=worst).numpy())
+    return torch.from_numpy(order).to(guess.inputs.device)
 
 
 def ranks(distances: Tensor, truth_index: Tensor) -> Tensor:
@@ -12,12 +39,22 @@ def ranks(distances: Tensor, truth_index: Tensor) -> Tensor:
 
     Lower leaks more. Ties count against the attacker: candidates that are as near as the true one stand before it.
 
-    >>> import torch
     >>> ranks(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.5, 0.8]]), torch.tensor([0, 1]))
     tensor([1, 2])
     """
     own = distances.gather(1, truth_index.to(distances.device)[:, None])
     return (distances <= own).sum(dim=1)
+
+
+def label_accuracy(guess: Tensor, truth: Tensor) -> float:
+    """The share of the label multiset of one batch that is right, whatever the order. Higher leaks more.
+
+    >>> label_accuracy(torch.tensor([3, 3, 5, 1]), torch.tensor([3, 5, 5, 1]))
+    0.75
+    """
+    classes = torch.unique(torch.cat([guess, truth]))
+    guessed, true = ((labels[:, None] == classes).sum(dim=0) for labels in (guess, truth))
+    return float(torch.minimum(guessed, true).sum()) / len(truth)
 
 
 def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:

@@ -1,38 +1,139 @@
-"""What each metric is called, its unit, and which way it points: does more of it mean that more leaked?"""
+"""The one table of metrics: what each is called, how it is written, which way it points and what it means.
+
+A new metric is a function in one of the files beside this one, and here an entry and a field. Audits, reports and the
+command line follow. Nothing here loads torch: reports are made without it.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Literal
 
-Direction = Literal["higher leaks more", "lower leaks more"]
+from pydantic import BaseModel, BeforeValidator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NOT_AVAILABLE = "n/a"
+PERCENT = "percent"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One column of a result."""
+    """A measured figure of a reconstruction."""
 
     name: str
     title: str
-    unit: str
-    direction: Direction
+    unit: str = ""
+    direction: Literal["higher", "lower"]
+    """Where more is revealed."""
+    style: str = ".3f"
+    """A format, or "percent" for a share."""
+    meaning: str = ""
+    """For the reader of a report; empty for a metric that is recorded for single images alone."""
+    in_summary: str = ""
+    """The heading of its column in the summary on the command line; empty where it has none."""
+    function: str = ""
+    """``module:name`` of what takes two sets of images [n, C, H, W] and gives one number per pair, [n]."""
+    failed: float | None = None
+    """What a guess that is no picture scores: the worst that images in [0, 1] can or, without a bound, 1."""
 
     @property
-    def higher_leaks_more(self) -> bool:
-        return self.direction == "higher leaks more"
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    def format(self, value: float | None) -> str:
+        return styled(value, self.style)
+
+    def load(self) -> Callable[[Tensor, Tensor], Tensor]:
+        module, _, name = self.function.partition(":")
+        found: Callable[[Tensor, Tensor], Tensor] = getattr(import_module(module), name)
+        return found
 
 
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric("mse", "Mean squared error", "", "lower leaks more"),
-        Metric("psnr", "Peak signal-to-noise ratio", "dB", "higher leaks more"),
-        Metric("ssim", "Structural similarity", "", "higher leaks more"),
-        Metric("lpips", "Perceptual distance (LPIPS)", "", "lower leaks more"),
-        Metric("mse_r", "Mean squared error of the representation", "", "lower leaks more"),
-        Metric("rank", "Rank of the private image among the candidates", "", "lower leaks more"),
-        Metric("identified", "Private image picked first", "share", "higher leaks more"),
-        Metric("label_correct", "Label recovered with its image", "share", "higher leaks more"),
-        Metric("label_accuracy", "Labels of the batch recovered", "share", "higher leaks more"),
-    )
-}
+_TABLE = (
+    Metric(
+        name="identified", title="Identified", direction="higher", style=PERCENT, in_summary="identified",
+        meaning="The share of private images that could be picked out of a line-up of similar images because the "
+        "reconstruction was closest to the right one. It comes with a 95% interval, which is wide when few images were "
+        "attacked. Compare it with the prior-only row: the same search without the update, which is what chance looks "
+        "like.",
+    ),
+    Metric(
+        name="ranked_first", title="Ranked first", direction="higher", style=PERCENT,
+        meaning="Of attacks that hold a list of candidates: the share of private images that they ranked first on it, "
+        "or among the first B in a batch of B. Such an attack draws nothing, and its picture is the candidate that it "
+        "chose.",
+    ),
+    Metric(
+        name="psnr", title="PSNR", unit="dB", direction="higher", style=".1f", in_summary="PSNR dB",
+        function="gradveil.metrics.pixel:psnr", failed=0.0,
+        meaning="Peak signal-to-noise ratio: how close the pixels are. Above about 20 dB a small image is usually "
+        "recognizable, but a blurred or blank one can score well too, so it is never the verdict.",
+    ),
+    Metric(
+        name="ssim", title="SSIM", direction="higher", in_summary="SSIM",
+        function="gradveil.metrics.pixel:ssim", failed=-1.0,
+        meaning="Structural similarity, at most 1: whether edges and textures agree.",
+    ),
+    Metric(
+        name="lpips", title="LPIPS", direction="lower", in_summary="LPIPS", failed=1.0,
+        meaning="Perceptual distance, 0 for the same image: how different the two look to a network trained on "
+        "photographs.",
+    ),
+    Metric(
+        name="mse", title="MSE", direction="lower", style=".2g", function="gradveil.metrics.pixel:mse", failed=1.0,
+        meaning="Mean squared error of the pixels, which are between 0 and 1.",
+    ),
+    Metric(
+        name="mse_r", title="MSE-R", direction="lower", style=".2g",
+        meaning="Mean squared error between the model's own representations of the two images: whether they mean the "
+        "same to it. Its scale depends on the model.",
+    ),
+    Metric(
+        name="label_accuracy", title="Label accuracy", direction="higher", style=PERCENT, in_summary="labels",
+        meaning="The share of labels that the attack inferred correctly. A label can be private even where the image "
+        "is safe.",
+    ),
+    Metric(name="rank", title="Rank", direction="lower", style="d"),
+    Metric(name="label_correct", title="Label recovered with its image", direction="higher"),
+)  # fmt: skip
+METRICS = {metric.name: metric for metric in _TABLE}
+
+
+def finite(value: object) -> float | None:
+    """A number from a file; None where it is null, NaN or infinite: all of these mean that there is no value."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError("should be a number or null")
+    try:
+        return float(value) if value is not None and math.isfinite(value) else None
+    except OverflowError:  # JSON has whole numbers of any size
+        return None
+
+
+Number = Annotated[float | None, BeforeValidator(finite)]
+
+
+class ImageMetrics(BaseModel):
+    """What is measured of one image and, as a mean, of all images of a row; None where it is not available."""
+
+    mse: Number = None
+    psnr: Number = None
+    ssim: Number = None
+    lpips: Number = None
+    mse_r: Number = None
+
+
+def styled(value: float | None, style: str) -> str:
+    """A number as it is printed.
+
+    >>> styled(0.256, "percent"), styled(21.26, ".1f"), styled(None, ".3f"), styled(-0.04, ".1f")
+    ('26%', '21.3', 'n/a', '0.0')
+    """
+    if value is None:
+        return NOT_AVAILABLE
+    text = f"{100 * value:.0f}%" if style == PERCENT else format(value, style)
+    return text.removeprefix("-") if float(text.rstrip("%")) == 0 else text

@@ -1,31 +1,51 @@
-"""The pictures of the report: which stand in which table, and what is written under each."""
+"""The pictures of the report: which stand in which table, what is written under each, and how they are stored.
+
+A page may hold thousands of pictures, and noise does not compress. So there is a ladder of ever smaller encodings: the
+first, exact one that fits the budget is taken, and the page says which it was.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+
+from gradveil.auditing.audit import Audit, ImageScore, Row
 from gradveil.core.errors import BadFileError
-from gradveil.report import pictures, words
-from gradveil.report.measures import STYLES, styled
-from gradveil.report.records import Audit, ImageScore, Row
+from gradveil.core.reading import check_plain
+from gradveil.metrics.table import METRICS
+from gradveil.report import words
 
 MOST_COLUMNS = 24
 FEW, FEW_SIDE = 6, 128
 MANY_SIDE = 96
 LARGEST_SIDE = 128
+"""Of a picture on the page; those in files may be larger."""
+LARGEST_STORED = 4096
+BUDGET = 11_500_000
+"""Characters of base64 on one page; text and curves of the largest report fit beside it in 15 MB."""
+Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One picture. ``identified`` is None for the truth, which is not judged."""
+    """One picture. ``identified`` is None where nobody judged it, as for the truth."""
 
-    source: str
-    """The picture itself; empty where the page held it before."""
     alt: str
     scores: tuple[str, ...] = ()
     identified: bool | None = None
+    source: str = ""
+    """The picture itself; empty where the page held it before."""
     name: str = ""
     """What the page calls it, where it shows it more than once."""
 
@@ -37,6 +57,9 @@ class Strip:
     name: str
     detail: str
     kind: str
+    file: str
+    picked: tuple[int, ...]
+    """Where its pictures stand in the file."""
     cells: tuple[Cell, ...]
 
 
@@ -63,118 +86,62 @@ class Gallery:
     pixelated: bool
 
 
-class Planned(NamedTuple):
-    """A table before its pictures. ``by_attack``: it is about one defense, so the attack is what tells rows apart."""
-
-    title: str
-    rows: list[Row]
-    by_attack: bool = False
-
-
-def build(audit: Audit) -> Gallery:
+def build(audit: Audit, folder: Path) -> Gallery:
     """Lay out the tables, then encode every picture file once, within the page's budget."""
-    _check_same_images(audit)
-    plan = layout(audit)
-    truth, listed = audit.rows[0].truth, audit.rows[0].per_image
-    if truth is None:
-        raise BadFileError(f"{audit.folder / 'audit.json'}: row 1 names no truth; the file is damaged")
-    columns = listed[:MOST_COLUMNS]
-    heads = tuple((f"Image {i.index}", "" if i.label is None else f"label {i.label}") for i in columns)
-    order = {row.reconstruction: [image.picture for image in row.per_image[:MOST_COLUMNS]] for row in audit.rows}
+    tables = _by_stage(audit, folder) if audit.trainings else _by_defense(audit, folder)
+    strips = {strip.file: strip for table in reversed(tables) for strip in reversed(table.strips)}
+    files = dict.fromkeys(strip.file for table in tables for strip in table.strips)
 
-    def read_one(name: str) -> pictures.Pixels:
-        if name == truth:
-            return pictures.read(audit.path(name), "truth", picked=range(len(columns)))
-        return pictures.read(audit.path(name), "reconstruction", picked=order[name])
+    def read(file: str) -> Pixels:
+        kind = "truth" if strips[file].kind == "truth" else "reconstruction"
+        return read_pictures(_inside(folder, file), kind, picked=strips[file].picked)
 
-    high, wide = read_one(truth).shape[1:3]
-    names = [truth, *dict.fromkeys(row.reconstruction for table in plan for row in table.rows)]
-    encoded, rung = pictures.encode_all(names, read_one, side=max(high, wide))
-    first = _truth_strip(columns, encoded[truth])
-    tables = tuple(
-        Table(title, heads, (first, *(_strip(row, encoded[row.reconstruction], by_attack=by_attack) for row in rows)))
-        for title, rows, by_attack in plan
+    high, wide = read(next(iter(files))).shape[1:3]
+    encoded, encoding = encode_all(files, read, side=max(high, wide))
+    shown = max(len(sources) for sources in encoded.values())
+    width, height = shown_size(wide, high, near=FEW_SIDE if shown <= FEW else MANY_SIDE)
+    return Gallery(
+        tables=_each_held_once(tables, encoded),
+        shown=shown,
+        left_out=max(len(row.per_image) for row in audit.rows if not row.is_prior) - shown,
+        loss=encoding.words(),
+        width=width,
+        height=height,
+        pixelated=max(wide, high) <= LARGEST_SIDE // 2,
     )
-    return hung(tables, rung, (wide, high), shown=len(columns), left_out=len(listed) - len(columns))
 
 
-def hung(
-    tables: tuple[Table, ...], rung: pictures.Rung, size: tuple[int, int], *, shown: int, left_out: int
-) -> Gallery:
-    """These tables with pictures as large as their number allows."""
-    width, height = shown_size(*size, near=FEW_SIDE if shown <= FEW else MANY_SIDE)
-    pixelated = max(size) <= LARGEST_SIDE // 2
-    once = _each_held_once(tables)
-    return Gallery(once, shown, left_out, loss=rung.words(), width=width, height=height, pixelated=pixelated)
+def _inside(folder: Path, name: str) -> Path:
+    """A file of the folder. A name that leads out of it is refused: the JSON may come from a stranger."""
+    try:
+        path = (folder / name).resolve()
+        inside = path.is_relative_to(folder.resolve())
+    except (ValueError, OSError, RuntimeError):  # characters that no file name has, a loop of links
+        inside = False
+    if not inside:
+        raise BadFileError(f"{folder / 'audit.json'} names {name!r}, which is no file in the audit folder")
+    return path
 
 
-def _each_held_once(tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """The same tables, where a picture that was shown before is only named."""
-    times = Counter(cell.source for table in tables for strip in table.strips for cell in strip.cells)
+def _each_held_once(tables: Sequence[Table], encoded: dict[str, list[str]]) -> tuple[Table, ...]:
+    """The tables with their pictures, where one that was shown before is only named."""
+    times = Counter(source for table in tables for strip in table.strips for source in encoded[strip.file])
     repeated = (source for source, count in times.items() if count > 1)
     names = {source: f"picture-{number}" for number, source in enumerate(repeated, start=1)}
     held: set[str] = set()
 
-    def named(cell: Cell) -> Cell:
-        if cell.source not in names:
-            return cell
-        source = "" if cell.source in held else cell.source
-        held.add(cell.source)
-        return replace(cell, source=source, name=names[cell.source])
+    def shown(cell: Cell, source: str) -> Cell:
+        if source not in names:
+            return replace(cell, source=source)
+        first = source not in held
+        held.add(source)
+        return replace(cell, source=source if first else "", name=names[source])
 
-    def once(strip: Strip) -> Strip:
-        return replace(strip, cells=tuple(map(named, strip.cells)))
+    def filled(strip: Strip) -> Strip:
+        pairs = zip(strip.cells, encoded[strip.file], strict=False)
+        return replace(strip, cells=tuple(shown(cell, source) for cell, source in pairs))
 
-    return tuple(replace(table, strips=tuple(map(once, table.strips))) for table in tables)
-
-
-def layout(audit: Audit) -> list[Planned]:
-    """The tables, each with chance last.
-
-    First every defense under its worst attack, and where that chooses among candidates, under the worst that does not.
-    Where there are several attacks, then all of them for each defense, and at the end what each search draws without
-    the update.
-    """
-    attacks: dict[str, list[Row]] = {}
-    for row in audit.rows:
-        if not row.is_prior:
-            attacks.setdefault(row.defense, []).append(row)
-    named = {verdict.defense: verdict.attack for verdict in audit.verdicts}
-    worst = {defense: _named_or_first(rows, named.get(defense)) for defense, rows in attacks.items()}
-    plan = [Planned("Every defense under its worst attack", [*worst.values(), *_priors(audit, list(worst.values()))])]
-    if all(len(rows) == 1 for rows in attacks.values()):
-        return plan
-    if rebuilt := _rebuilt(audit, attacks):
-        title = "Every defense under the worst attack without candidates"
-        plan.append(Planned(title, [*rebuilt, *_priors(audit, rebuilt)]))
-    for defense, rows in attacks.items():
-        title = f"{words.defense_name(defense)}: every attack"
-        plan.append(Planned(title, [*rows, *_priors(audit, [worst[defense]])], by_attack=True))
-    priors = _priors(audit, [row for rows in attacks.values() for row in rows])
-    return [*plan, Planned("Every search without the update", priors, by_attack=True)] if priors else plan
-
-
-def _rebuilt(audit: Audit, attacks: dict[str, list[Row]]) -> list[Row]:
-    """Each defense under the worst attack that rebuilds; none where no verdict is a choice among candidates."""
-    if not any(verdict.rebuilt for verdict in audit.verdicts):
-        return []
-    named = {one.defense: one.rebuilt.attack if one.rebuilt else one.attack for one in audit.verdicts}
-    return [
-        row
-        for defense, rows in attacks.items()
-        for row in rows
-        if row.attack == named.get(defense) and row.candidates is None
-    ]
-
-
-def _named_or_first(rows: list[Row], attack: str | None) -> Row:
-    return next((row for row in rows if row.attack == attack), rows[0])
-
-
-def _priors(audit: Audit, attacks: list[Row]) -> list[Row]:
-    """The prior-only rows of these attacks, each once."""
-    names = {attack.attack for attack in attacks}
-    return [row for row in audit.rows if row.is_prior and row.prior_of in names]
+    return tuple(replace(table, strips=tuple(map(filled, table.strips))) for table in tables)
 
 
 def shown_size(width: int, height: int, *, near: int) -> tuple[int, int]:
@@ -188,38 +155,227 @@ def shown_size(width: int, height: int, *, near: int) -> tuple[int, int]:
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def _check_same_images(audit: Audit) -> None:
-    indices = [image.index for image in audit.rows[0].per_image]
-    if not indices:
-        raise BadFileError(f"{audit.folder / 'audit.json'}: row 1 lists no images; the file is damaged")
+def _by_defense(audit: Audit, folder: Path) -> list[Table]:
+    """The tables of an audit whose rows are all of the same images, each with chance last.
+
+    First every defense under its worst attack, and where that chooses among candidates, under the worst that does not.
+    Where there are several attacks, then all of them for each defense, and at the end what each search draws without
+    the update.
+    """
+    first, where = audit.rows[0], folder / "audit.json"
+    if not first.per_image:
+        raise BadFileError(f"{where}: row 1 lists no images; the file is damaged")
     for number, row in enumerate(audit.rows, start=1):
-        if [image.index for image in row.per_image] != indices:
-            raise BadFileError(f"{audit.folder / 'audit.json'}: row {number} is about other images than row 1")
+        if [image.index for image in row.per_image] != [image.index for image in first.per_image]:
+            raise BadFileError(f"{where}: row {number} is about other images than row 1")
+    if first.files.truth is None:
+        raise BadFileError(f"{where}: row 1 names no truth; the file is damaged")
+    columns = first.per_image[:MOST_COLUMNS]
+    heads = tuple((f"Image {i.index}", "" if i.label is None else f"label {i.label}") for i in columns)
+    private = tuple(Cell(f"Private image {image.index}, label {image.label}") for image in columns)
+    truth = Strip("Truth", "the private images", "truth", first.files.truth, tuple(range(len(columns))), private)
+
+    def table(title: str, rows: Sequence[Row], *, by_attack: bool = False, chance_of: Sequence[Row] = ()) -> Table:
+        """About one defense where ``by_attack``, so the attack is what tells rows apart."""
+        names = {row.attack for row in chance_of}
+        priors = [row for row in audit.rows if row.is_prior and row.prior_of in names]
+        return Table(title, heads, (truth, *(_against(row, by_attack=by_attack) for row in [*rows, *priors])))
+
+    attacks: dict[str, list[Row]] = {}
+    for row in audit.rows:
+        if not row.is_prior:
+            attacks.setdefault(row.defense, []).append(row)
+    named = {verdict.defense: verdict.attack for verdict in audit.verdicts}
+    worst = {
+        defense: next((row for row in rows if row.attack == named.get(defense)), rows[0])
+        for defense, rows in attacks.items()
+    }
+    worsts, every = list(worst.values()), [row for rows in attacks.values() for row in rows]
+    tables = [table("Every defense under its worst attack", worsts, chance_of=worsts)]
+    if len(every) == len(worsts):
+        return tables
+    rebuilding = {one.defense: one.rebuilt.attack if one.rebuilt else one.attack for one in audit.verdicts}
+    rebuilt = [row for row in every if row.attack == rebuilding.get(row.defense) and row.candidates is None]
+    if rebuilt and any(verdict.rebuilt for verdict in audit.verdicts):
+        title = "Every defense under the worst attack without candidates"
+        tables.append(table(title, rebuilt, chance_of=rebuilt))
+    for defense, rows in attacks.items():
+        title = f"{words.defense_name(defense)}: every attack"
+        tables.append(table(title, rows, by_attack=True, chance_of=[worst[defense]]))
+    alone = table("Every search without the update", [], by_attack=True, chance_of=every)
+    return [*tables, alone] if len(alone.strips) > 1 else tables
 
 
-def _truth_strip(columns: tuple[ImageScore, ...], sources: list[str]) -> Strip:
-    cells = tuple(
-        Cell(source, f"Private image {image.index}, label {image.label}")
-        for source, image in zip(sources, columns, strict=True)
-    )
-    return Strip("Truth", "the private images", "truth", cells)
-
-
-def _strip(row: Row, sources: list[str], *, by_attack: bool) -> Strip:
-    images, chosen = row.per_image[: len(sources)], words.choice(row)
+def _against(row: Row, *, by_attack: bool) -> Strip:
+    chosen = words.choice(row)
     if row.is_prior:
-        drawn = "Chosen" if chosen else "Drawn"
-        name, detail, who = "Chance", f"{words.attack_name(row)}{chosen}", f"{drawn} without the update for"
+        name, detail = "Chance", f"{words.attack_name(row)}{chosen}"
+        who = f"{'Chosen' if chosen else 'Drawn'} without the update for"
     else:
+        who = f"{row.attack} against {words.in_sentence(row.defense)}{chosen}:"
         name, detail = words.defense_name(row.defense), f"under {row.attack}{chosen}"
         if by_attack:
             name, detail = row.attack, f"against {words.in_sentence(row.defense)}{chosen}"
-        who = f"{row.attack} against {words.in_sentence(row.defense)}{chosen}:"
-    cells = tuple(scored_cell(row, image, source, who) for source, image in zip(sources, images, strict=True))
-    return Strip(name, detail, "prior" if row.is_prior else "attack", cells)
+    return _drawn(row, name, detail, who)
 
 
-def scored_cell(row: Row, image: ImageScore, source: str, who: str) -> Cell:
-    look = "ssim" if row.identified_by == "ssim" else "lpips"
-    scores = tuple(f"{key.upper()} {styled(image.scores[key], STYLES[key])}" for key in ("psnr", look))
-    return Cell(source, f"{who} image {image.index}", scores, image.identified)
+def _by_stage(audit: Audit, folder: Path) -> list[Table]:
+    """The tables of an audit of saved exchanges: for each training its stages one below the other.
+
+    A stage has its truth, unless it stands above, and its attacks.
+    """
+    rows = [row for row in audit.rows if not row.is_prior]
+    if not rows or not all(row.per_image for row in audit.rows):
+        raise BadFileError(f"{folder / 'audit.json'}: a row lists no images; the file is damaged")
+    stages: dict[str | None, dict[tuple[str | None, bool], list[Row]]] = {}
+    for row in rows:
+        stages.setdefault(row.training, {}).setdefault((row.stage, row.files.truth is None), []).append(row)
+    shown = max(len(row.per_image[:MOST_COLUMNS]) for row in rows)
+    heads = tuple((str(place), "") for place in range(1, shown + 1))
+    tables = []
+    for training, groups in stages.items():
+        strips, above = [], None
+        for (stage, _), members in groups.items():
+            first, when = members[0], stage or ""
+            same = [(image.client, image.index) for image in first.per_image]
+            if first.files.truth is not None and same != above:
+                strips.append(_truth_of(first, first.files.truth, when))
+                above = same
+            for row in members:
+                untold = "" if row.files.truth else ", no truth"
+                strips.append(_drawn(row, row.attack, f"{when}{untold}", f"{row.attack} in {when}:"))
+        tables.append(Table(f"{training}: stage by stage", heads, tuple(strips)))
+    return tables
+
+
+def _truth_of(row: Row, file: str, when: str) -> Strip:
+    def cell(image: ImageScore) -> Cell:
+        facts = {"client": image.client, "label": image.label}
+        said = tuple(f"{name} {value}" for name, value in facts.items() if value is not None)
+        return Cell(f"Private image {image.index} of {when}, client {image.client}", said)
+
+    images = row.per_image[:MOST_COLUMNS]
+    return Strip("Truth", when, "truth", file, tuple(range(len(images))), tuple(map(cell, images)))
+
+
+def _drawn(row: Row, name: str, detail: str, who: str) -> Strip:
+    """What an attack drew; without a truth there is nothing to say of it but its place."""
+    shown = [METRICS["psnr"], METRICS["ssim" if row.identified_by == "ssim" else "lpips"]]
+    images, cells = row.per_image[:MOST_COLUMNS], []
+    for place, image in enumerate(images, start=1):
+        if row.files.truth is None:
+            cells.append(Cell(f"{who} picture {place}"))
+        else:
+            scores = tuple(f"{metric.title} {metric.format(getattr(image, metric.name))}" for metric in shown)
+            cells.append(Cell(f"{who} image {image.index}", scores, image.identified))
+    kind = "prior" if row.is_prior else "attack"
+    return Strip(name, detail, kind, row.files.reconstruction, tuple(image.picture for image in images), tuple(cells))
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How pictures are stored: sides of at most ``side`` pixels, at most ``colors`` colors. None is as it was."""
+
+    side: int | None = None
+    colors: int | None = None
+
+    def fitted(self, side: int) -> Encoding:
+        """The same for pictures of this many pixels a side, which may be small enough already.
+
+        >>> Encoding(side=64, colors=32).fitted(28)
+        Encoding(side=None, colors=32)
+        """
+        return self if self.side is None or side > self.side else Encoding(None, self.colors)
+
+    def words(self) -> str:
+        """What pictures lost, for a reader; empty when nothing."""
+        parts = [f"{self.side} pixels a side"] if self.side else []
+        parts += [f"{self.colors} colors"] if self.colors else []
+        return " and ".join(parts)
+
+    def png(self, pixels: Pixels) -> str:
+        """One picture [H, W, C] as a data address."""
+        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        if self.side and max(image.size) > self.side:
+            image.thumbnail((self.side, self.side), Image.Resampling.BOX)
+        if self.colors:
+            image = image.quantize(self.colors, dither=Image.Dither.NONE)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG", compress_level=9)
+        return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+ENCODINGS = (
+    Encoding(),
+    Encoding(side=128),
+    Encoding(side=128, colors=128),
+    Encoding(side=64, colors=64),
+    Encoding(side=32, colors=32),
+    Encoding(side=16, colors=16),
+)
+
+
+def encode_all(
+    files: Iterable[str], read: Callable[[str], Pixels], *, side: int, budget: int = BUDGET
+) -> tuple[dict[str, list[str]], Encoding]:
+    """Each file's pictures as data addresses, and how they are encoded.
+
+    The page holds equal pictures once, so they weigh once. An encoding is left as soon as it is over the budget, so the
+    cost of trying is bounded; the last one is taken as it comes. ``side`` is that of the pictures.
+    """
+    wanted = list(files)
+    fitted = list(dict.fromkeys(encoding.fitted(side) for encoding in ENCODINGS))
+    for encoding in fitted:
+        left = math.inf if encoding is fitted[-1] else budget
+        encoded: dict[str, list[str]] = {}
+        held: set[str] = set()
+        for file in wanted:
+            encoded[file] = [encoding.png(pixels) for pixels in read(file)]
+            left -= sum(map(len, set(encoded[file]) - held))
+            held.update(encoded[file])
+            if left < 0:
+                break
+        else:
+            break
+    return encoded, encoding
+
+
+def read_pictures(path: Path, kind: str, *, picked: Sequence[int]) -> Pixels:
+    """Pictures of a safetensors file with ``inputs`` [n, C, H, W] in [0, 1], by position, as [len(picked), H, W, C].
+
+    The file's header says what it is: "truth" or "reconstruction". That, and kind and shape of the tensor, are checked
+    before any pixel is read.
+    """
+    try:
+        check_plain(path)  # a pipe would be waited for
+        with safe_open(path, framework="numpy") as file:
+            try:
+                found = json.loads((file.metadata() or {})["gradveil"])["kind"]
+            except (KeyError, TypeError, ValueError, RecursionError):
+                raise BadFileError(
+                    f"{path} was not written by Gradveil: its header does not say what it holds"
+                ) from None
+            if found != kind:
+                raise BadFileError(f"{path} holds {str(found)[:40]!r}, not {kind!r}: was it renamed?")
+            if "inputs" not in file.keys():  # noqa: SIM118 (not a mapping)
+                raise BadFileError(f"{path} holds no pictures; the file is damaged")
+            inputs = file.get_slice("inputs")
+            dtype, shape = inputs.get_dtype(), tuple(inputs.get_shape())
+            sides = all(1 <= side <= LARGEST_STORED for side in shape[2:])
+            if dtype != "F32" or len(shape) != 4 or shape[1] not in (1, 3) or not sides:
+                raise BadFileError(f"{path}: pictures should be float32 [n, 1 or 3, H, W], not {dtype} {list(shape)}")
+            if not all(0 <= at < shape[0] for at in picked):
+                raise BadFileError(
+                    f"{path} holds {shape[0]} pictures, not all that the audit lists; the folder is not complete"
+                )
+            values = np.concatenate([inputs[at : at + 1] for at in picked])
+    except FileNotFoundError:
+        raise BadFileError(f"{path} is missing; the audit folder is not complete, run the audit again") from None
+    except OSError as error:
+        raise BadFileError(f"cannot read {path}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise BadFileError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    if not np.isfinite(values).all():
+        raise BadFileError(f"{path} holds values that are not finite; pictures are in [0, 1]")
+    pixels: Pixels = np.rint(values.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    return pixels

@@ -1,25 +1,24 @@
-"""Puts a saved audit on one page and writes it beside the audit."""
+"""Puts a saved audit on one page and writes it beside the audit; likewise the curves of trainings."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 import yaml
 from markupsafe import Markup
 
+from gradveil.auditing.audit import Audit, read_audit
 from gradveil.core.atomic import remove_partial, write_atomically
-from gradveil.core.errors import BadFileError
+from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import claimed
-from gradveil.report import gallery, measures, plots, round_pictures, rounds, words
-from gradveil.report.charts import STYLES
-from gradveil.report.counters import counter_moves
-from gradveil.report.folder import load
-from gradveil.report.records import Audit, Row
-from gradveil.report.tradeoff import tradeoff
+from gradveil.metrics.table import METRICS, styled
+from gradveil.report import gallery, svg, words
+from gradveil.report.sections import load_training, over_training, tradeoff
 
 
 def render(folder: Path) -> Path:
@@ -27,9 +26,11 @@ def render(folder: Path) -> Path:
 
     The page is complete in itself: it fetches nothing, and a content security policy in it forbids that anything does.
     """
-    audit = load(folder)
+    audit = read_audit(folder)
+    if not audit.rows:
+        raise BadFileError(f"{folder / 'audit.json'} holds no rows yet; finish the audit with --resume")
     try:
-        html = templates().get_template("report.html").render(_content(audit))
+        html = _templates().get_template("report.html").render(_content(audit, folder))
     except RecursionError:  # JSON may nest deeper than it can be written as YAML
         raise BadFileError(f"{folder / 'audit.json'} is nested too deeply; the file is damaged") from None
     with claimed(folder):
@@ -38,7 +39,31 @@ def render(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def templates() -> jinja2.Environment:
+def render_trainings(folders: Sequence[Path], page: Path) -> Path:
+    """Write one page with the curves of these trainings, and return its path. Nothing in it is fetched."""
+    if not folders:
+        raise GradveilError("nothing to compare: name folders, as in gradveil train --compare DIR DIR --out page.html")
+    if page.is_dir():
+        raise GradveilError(f"{page} is a folder; name the page to write, as in --out page.html")
+    shown = [load_training(folder) for folder in folders]
+    shared = {name: value for name, value in shown[0].case.items() if all(one.case.get(name) == value for one in shown)}
+    html = _templates().get_template("trainings.html").render(
+        **_inlined("style", "report.css", "charts.css"),
+        trainings=shown,
+        shared=shared,
+        differing=sorted({name for one in shown for name in one.case} - shared.keys()),
+        styles=svg.STYLES,
+        charts=[
+            ("Accuracy by round", svg.chart([one.accuracy for one in shown], "accuracy", "rounds", share=True)),
+            ("Accuracy by time", svg.chart([one.over_time for one in shown], "accuracy", "seconds", share=True)),
+            ("Loss by round", svg.chart([one.loss for one in shown], "loss", "rounds")),
+        ],
+    )  # fmt: skip
+    write_atomically(page, html.encode(errors="replace"))
+    return page
+
+
+def _templates() -> jinja2.Environment:
     """Templates that escape whatever the JSON brings, and fail on a name that does not exist."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gradveil.report", "templates"),
@@ -48,12 +73,11 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "styled": measures.styled,
-        "span": measures.span,
+        "styled": styled,
+        "span": words.span,
         "breakable": _breakable,
         "defense_name": words.defense_name,
         "attack_name": words.attack_name,
-        "outcome": words.outcome,
         "short_attack": words.short_attack,
         "threat_name": words.threat_name,
         "points": words.points,
@@ -61,63 +85,50 @@ def templates() -> jinja2.Environment:
     return environment
 
 
-def _content(audit: Audit) -> dict[str, object]:
+def _content(audit: Audit, folder: Path) -> dict[str, object]:
     """Everything the template shows, in the order of the page."""
-    style, script = template_file("report.css") + template_file("charts.css"), template_file("report.js")
-    flags = words.flags(audit.rows)
+    rows, verdicts = audit.rows, audit.verdicts
+    flags = words.flags(rows)
+    graded = any(verdict.grade for verdict in verdicts)
+    costed = any(verdict.cost for verdict in verdicts)
+    about = [one.model_dump() for one in audit.trainings] or [audit.case]
+    curves = [(row, svg.objective_curve(row.trace, words.row_name(row))) for row in rows if not row.is_prior]
     return {
-        "style": Markup(style),
-        "script": Markup(script),
-        "style_hash": policy_hash(style),
-        "script_hash": policy_hash(script),
+        **_inlined("style", "report.css", "charts.css"),
+        **_inlined("script", "report.js"),
         "audit": audit,
-        "model": _named(audit, "model"),
-        "data": _named(audit, "data"),
-        "headline": words.headline(audit.verdicts),
-        "cards": [(verdict, words.above_chance(verdict), plots.share_bar(verdict)) for verdict in audit.verdicts],
-        "ranked": any(verdict.ranked_first is not None for verdict in audit.verdicts),
-        "rebuilt": any(verdict.rebuilt for verdict in audit.verdicts),
-        "privacy_grades": words.grades(audit.grades["privacy"], "%") if _graded(audit) else "",
-        "utility_grades": words.grades(audit.grades["utility"], "") if _costed(audit) else "",
-        "threats": list(dict.fromkeys(row.threat for row in audit.rows)),
-        "assumptions": words.assumptions(audit.rows),
+        "model": ", ".join(dict.fromkeys(words.value_of(one, "model") for one in about)),
+        "data": ", ".join(dict.fromkeys(words.value_of(one, "data") for one in about)),
+        "headline": words.headline(verdicts),
+        "cards": [(verdict, svg.share_bar(verdict)) for verdict in verdicts],
+        "ranked": any(verdict.ranked_first is not None for verdict in verdicts),
+        "rebuilt": any(verdict.rebuilt for verdict in verdicts),
+        "privacy_grades": words.grades(audit.grades.get("privacy", {}), "%") if graded else "",
+        "utility_grades": words.grades(audit.grades.get("utility", {}), "") if costed else "",
+        "threats": list(dict.fromkeys((row.threat, row.adversary) for row in rows)),
+        "assumptions": words.assumptions(rows),
         "setting": words.setting(
-            audit.case, audit.trainings, [one.gallery for one in audit.verdicts if one.gallery is not None]
+            audit.case, audit.trainings, [one.gallery for one in verdicts if one.gallery is not None]
         ),
-        "counter_moves": counter_moves(audit.rows),
-        "over_training": rounds.over_training(audit.rows),
-        "styles": STYLES,
-        "gallery": round_pictures.build(audit) if audit.trainings else gallery.build(audit),
-        "tradeoff": tradeoff(audit.verdicts),
-        "measures": _shown(audit.rows),
-        "missing": words.missing(audit.rows),
-        "logged": words.logged(audit.rows),
+        "counter_moves": words.counter_moves(rows),
+        "over_training": over_training(rows),
+        "styles": svg.STYLES,
+        "gallery": gallery.build(audit, folder),
+        "tradeoff": tradeoff(verdicts),
+        # Ranks are a column only where an attack ranked candidates.
+        "metrics": [
+            metric
+            for metric in METRICS.values()
+            if metric.meaning and (metric.name != "ranked_first" or any(row.ranked_first is not None for row in rows))
+        ],
+        "missing": words.missing(rows),
+        "logged": words.logged(rows),
         "flags": flags,
         "explained": audit.flags,
         "flag_numbers": {flag: number for number, (flag, _) in enumerate(flags, start=1)},
-        "curves": _curves(audit.rows),
-        "case_yaml": yaml.safe_dump(dict(audit.case.raw), sort_keys=False, allow_unicode=True),
+        "curves": [(row, curve) for row, curve in curves if curve is not None],
+        "case_yaml": yaml.safe_dump(audit.case, sort_keys=False, allow_unicode=True),
     }
-
-
-def _shown(rows: tuple[Row, ...]) -> list[measures.Measure]:
-    """The columns of the results; ranks only where an attack ranked candidates."""
-    return [
-        m for m in measures.MEASURES if m.key != "ranked_first" or any(row.scores[m.key] is not None for row in rows)
-    ]
-
-
-def _graded(audit: Audit) -> bool:
-    return any(verdict.grade for verdict in audit.verdicts)
-
-
-def _costed(audit: Audit) -> bool:
-    return any(verdict.cost for verdict in audit.verdicts)
-
-
-def _named(audit: Audit, key: str) -> str:
-    """What a case names or, where exchanges were saved elsewhere, what their trainings do."""
-    return ", ".join(dict.fromkeys(words.value_of(one, key) for one in audit.trainings or (audit.case,)))
 
 
 def _breakable(spec: str) -> Markup:
@@ -126,15 +137,9 @@ def _breakable(spec: str) -> Markup:
     return Markup("<wbr>").join(piece for piece in pieces if piece)
 
 
-def _curves(rows: tuple[Row, ...]) -> list[tuple[Row, Markup]]:
-    drawn = ((row, plots.objective_curve(row.trace, words.row_name(row))) for row in rows if not row.is_prior)
-    return [(row, curve) for row, curve in drawn if curve is not None]
-
-
-def template_file(name: str) -> str:
-    return Path(__file__).with_name("templates").joinpath(name).read_text(encoding="utf-8")
-
-
-def policy_hash(text: str) -> str:
-    """How a content security policy names the one style sheet or script that may be used."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+def _inlined(name: str, *files: str) -> dict[str, str]:
+    """A style sheet or script under its name, and the hash by which a content security policy names it."""
+    folder = Path(__file__).with_name("templates")
+    text = "".join((folder / file).read_text(encoding="utf-8") for file in files)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return {name: Markup(text), f"{name}_hash": f"sha256-{digest}"}

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal
 
-from gradveil.report.fields import Fields, number_or_none
-from gradveil.report.measures import MEASURES, NOT_AVAILABLE, styled
-from gradveil.report.records import Rebuilt, Row, Verdict
+from pydantic import JsonValue
 
-THREATS = {
-    "A": "eavesdropper",
-    "B": "informed eavesdropper",
-    "C": "parameter-aware eavesdropper",
-    "D": "data-enhanced eavesdropper",
-    "E": "statistics-informed eavesdropper",
-    "F": "active manipulator",
-    "G": "data-enhanced manipulator",
-    "H": "active client manipulator",
-}
-GOOD = ("A", "B")
-"""Grades of a defense that held; a few images, none of them found, are not above chance either, but earn neither."""
-SELDOM = 0.025
-"""Chance is ruled out where it finds as many in fewer than one of forty audits."""
+from gradveil.auditing.audit import Found, Row, SavedTraining, Verdict
+from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, finite, styled
+
+NO_MOVE = "It has no counter-move here, and goes by what the update itself shows."
+NOT_TRIED = "No attack that knows the defense was tried on it."
+NOT_TOLD = "The adversary was not told which defense it faces."
+Fields = Mapping[str, JsonValue]
 
 
 def defense_name(spec: str) -> str:
@@ -61,52 +50,26 @@ def row_name(row: Row) -> str:
     return attack_name(row) if row.is_prior else f"{row.attack} against {in_sentence(row.defense)}{when}"
 
 
-def threat_name(threat: str) -> str:
+def threat_name(threat: str, adversary: str) -> str:
     """A threat model by letter and title, with what was granted on top of it.
 
-    >>> threat_name("C+labels")
+    >>> threat_name("C+labels", "parameter-aware eavesdropper, labels")
     'C, parameter-aware eavesdropper, given labels besides'
     """
     letter, *extra = threat.split("+")
-    if letter not in THREATS:
+    if not adversary:
         return threat
     granted = f", given {' and '.join(extra)} besides" if extra else ""
-    return f"{letter}, {THREATS[letter]}{granted}"
+    return f"{letter}, {adversary.partition(', ')[0]}{granted}"
 
 
-def above_chance(verdict: Verdict) -> bool | None:
-    """Whether even the low end of the interval lies above chance, which seldom finds as many; None: not known."""
-    return _beyond_luck(verdict, verdict.images or 0)
+def span(interval: tuple[float, float] | None) -> str:
+    """An interval of shares.
 
-
-def rebuilt_above_chance(verdict: Verdict) -> bool | None:
-    """The same of attacks that hold no candidates; None also where none of them ran."""
-    found = verdict.rebuilt or (verdict if verdict.ranked_first is None else None)
-    return None if found is None else _beyond_luck(found, verdict.images or 0)
-
-
-def outcome(verdict: Verdict) -> Literal["leaks", "holds", "unknown"]:
-    """Red, green or neither. Not being above chance is good news only with the grade to go with it."""
-    if above_chance(verdict):
-        return "leaks"
-    return "holds" if above_chance(verdict) is False and verdict.grade in GOOD else "unknown"
-
-
-def _beyond_luck(found: Verdict | Rebuilt, images: int) -> bool | None:
-    if found.identified is None or found.interval is None or found.chance is None:
-        return None
-    luck = at_least(round(found.identified * images), images, found.chance)
-    return found.interval[0] > found.chance and luck < SELDOM
-
-
-def at_least(count: int, trials: int, chance: float) -> float:
-    """How likely so many of some trials succeed, or more.
-
-    >>> round(at_least(1, 8, 0.01), 4), at_least(0, 8, 0.01)
-    (0.0773, 1.0)
+    >>> span((0.301, 0.954))
+    '30% to 95%'
     """
-    few = sum(math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(count))
-    return max(0.0, 1.0 - few)
+    return NOT_AVAILABLE if interval is None else " to ".join(styled(share, PERCENT) for share in interval)
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
@@ -114,41 +77,37 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     judged = [(verdict, share) for verdict in verdicts if (share := verdict.identified) is not None]
     if not judged:
         return "No share of identified images was measured, so this audit has no verdict."
-    worst, share = max(judged, key=lambda pair: pair[1])
-    extreme = f"{styled(share, 'percent')} of private images were identified with {in_sentence(worst.defense)}"
-    known = [above for verdict, _ in judged if (above := above_chance(verdict)) is not None]
+    worst, most = max(judged, key=lambda pair: pair[1])
+    extreme = f"{styled(most, PERCENT)} of private images were identified with {in_sentence(worst.defense)}"
+    known = [above for verdict, _ in judged if (above := verdict.above_chance) is not None]
     if not known:
         return f"At worst, {extreme}; chance was not measured, so there is nothing to compare this with."
     if len(judged) == 1:
-        chance = f"{'' if known[0] else 'not '}more often than chance explains"
-        return f"With the attacks tried, {extreme}: {chance}.{_beside(worst.rebuilt)}"
+        beside = "" if worst.rebuilt is None else styled(worst.rebuilt.identified, PERCENT)
+        beside = beside and f" Without a list of candidates it was {beside}."
+        return (
+            f"With the attacks tried, {extreme}: {'' if known[0] else 'not '}more often than chance explains.{beside}"
+        )
     count = "each" if all(known) else str(sum(known)) if any(known) else "none"
+    least = min(share for _, share in judged)
+    first, *others = [in_sentence(verdict.defense) for verdict, share in judged if share == least]
+    more = f" and {len(others)} more" if others else ""
+    spread = f"At worst, {extreme}; at best, {styled(least, PERCENT)} with {first}{more}"
+    if least == most:
+        spread = f"It was {styled(most, PERCENT)} in every setting"
     return (
         f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
-        f"explains. {_without_candidates(verdicts)}{_spread(judged, share, extreme)}."
+        f"explains. {_without_candidates(verdicts)}{spread}."
     )
 
 
-def _beside(rebuilt: Rebuilt | None) -> str:
-    return "" if rebuilt is None else f" Without a list of candidates it was {styled(rebuilt.identified, 'percent')}."
-
-
 def _without_candidates(verdicts: Sequence[Verdict]) -> str:
-    """In how many settings that took no list to choose from; empty where no attack had one."""
-    known = [above for verdict in verdicts if (above := rebuilt_above_chance(verdict)) is not None]
+    """In how many settings it took no list to choose from; empty where no attack had one."""
+    rebuilding: list[Found | None] = [one.rebuilt or (one if one.ranked_first is None else None) for one in verdicts]
+    known = [one.above_chance for one in rebuilding if one is not None and one.above_chance is not None]
     if not known or not any(verdict.rebuilt for verdict in verdicts):
         return ""
     return f"Pictures rebuilt without a list of candidates were enough for that in {sum(known)} of {len(known)}. "
-
-
-def _spread(judged: Sequence[tuple[Verdict, float]], most: float, extreme: str) -> str:
-    """The most images that were identified in a setting, beside the fewest."""
-    least = min(share for _, share in judged)
-    if least == most:
-        return f"It was {styled(most, 'percent')} in every setting"
-    first, *others = [in_sentence(verdict.defense) for verdict, share in judged if share == least]
-    more = f" and {len(others)} more" if others else ""
-    return f"At worst, {extreme}; at best, {styled(least, 'percent')} with {first}{more}"
 
 
 def grades(bounds: Mapping[str, float], unit: str) -> str:
@@ -171,13 +130,15 @@ def points(share: float | None) -> str:
     return f"{100 * share:.1f} points" if share >= 0 else f"none ({-100 * share:.1f} points gained)"
 
 
-def setting(case: Fields, trainings: Sequence[Fields] = (), line_ups: Collection[int] = ()) -> list[str]:
+def setting(case: Fields, trainings: Sequence[SavedTraining] = (), line_ups: Collection[int] = ()) -> list[str]:
     """What was attacked and how hard, in sentences; ``line_ups``: how many images stood in those that were held."""
-    given = case.raw.get("restarts") is not None
-    restarts = f" and {_count(case, 'restarts', 'restart')} for each update" if given else ""
+    restarts = f" and {_count(case, 'restarts', 'restart')} for each update" if case.get("restarts") is not None else ""
+    specs = case.get("attacks")
+    options = [option for option in ("iterations=", "restarts=") if isinstance(specs, list) and option in str(specs)]
+    unless = ", where the options of an attack do not say otherwise" if options else ""
     sentences = [
         *(_saved(trainings) if trainings else _made(case)),
-        f"The adversary searches with the budget “{value_of(case, 'budget')}”{restarts}{_unless_said(case)}.",
+        f"The adversary searches with the budget “{value_of(case, 'budget')}”{restarts}{unless}.",
         "It keeps the result that its own objective prefers: it never sees the truth.",
     ]
     if line_ups:
@@ -186,36 +147,32 @@ def setting(case: Fields, trainings: Sequence[Fields] = (), line_ups: Collection
     return sentences
 
 
-def _unless_said(case: Fields) -> str:
-    """The options of an attack come before the budget."""
-    said = any(f"{effort}=" in str(spec) for spec in case.items("attacks") for effort in ("iterations", "restarts"))
-    return ", where the options of an attack do not say otherwise" if said else ""
-
-
 def _made(case: Fields) -> list[str]:
     """Where the updates come from when they were made for the audit."""
-    images = _count(case, "images", "image")
+    images, how = _count(case, "images", "image"), case.get("recipe")
     return [
         f"The private data are {images} of {value_of(case, 'data')}; the model is {value_of(case, 'model')}.",
         f"Each update is computed from {_count(case, 'batch_size', 'private image')}.",
-        recipe(case.object("recipe")),
+        recipe(how if isinstance(how, dict) else {}),
     ]
 
 
-def _saved(trainings: Sequence[Fields]) -> list[str]:
+def _saved(trainings: Sequence[SavedTraining]) -> list[str]:
     """Where the updates come from when they were saved in the middle of trainings."""
     sentences = []
     for one in trainings:
-        rounds, clients = [n for n in one.items("rounds") if isinstance(n, int)], len(one.items("clients"))
-        when = f", from {clients} client{'' if clients == 1 else 's'} in rounds {runs(rounds)}" if rounds else ""
-        sentences.append(
-            f"The updates of “{value_of(one, 'name')}” were saved while {value_of(one, 'model')} was trained on "
-            f"{value_of(one, 'data')} with {in_sentence(value_of(one, 'defense'))}{when}."
+        known, clients = one.model_dump(), len(one.clients)
+        when = (
+            f", from {clients} client{'' if clients == 1 else 's'} in rounds {runs(one.rounds)}" if one.rounds else ""
         )
-        if one.raw.get("batch_size") is not None:
-            sentences.append(f"Each update is computed from {_count(one, 'batch_size', 'private image')}.")
-        if one.raw.get("recipe") is not None:
-            sentences.append(recipe(one.object("recipe")))
+        sentences.append(
+            f"The updates of “{value_of(known, 'name')}” were saved while {value_of(known, 'model')} was trained on "
+            f"{value_of(known, 'data')} with {in_sentence(value_of(known, 'defense'))}{when}."
+        )
+        if one.batch_size is not None:
+            sentences.append(f"Each update is computed from {_count(known, 'batch_size', 'private image')}.")
+        if one.recipe is not None:
+            sentences.append(recipe(one.recipe))
     return list(dict.fromkeys(sentences))
 
 
@@ -236,21 +193,37 @@ def runs(numbers: Sequence[int], to: str = " to ") -> str:
 
 def recipe(fields: Fields) -> str:
     """How the client trains, in a sentence."""
-    mode = "training" if fields.flag("train_mode") else "evaluation"
-    if fields.optional_text("sends") != "delta":
+    mode = "training" if fields.get("train_mode") is True else "evaluation"
+    if fields.get("sends") != "delta":
         return (
             f"The client sends the gradient of one step over its whole batch, with the model in {mode} mode (FedSGD)."
         )
-    size = fields.number("batch_size")
+    size = fields.get("batch_size")
     batches = "all images at once" if size is None else f"mini-batches of {_count(fields, 'batch_size', 'image')}"
     extras = [
-        f"{key.replace('_', ' ')} {value:g}, " for key in ("momentum", "weight_decay") if (value := fields.number(key))
+        f"{key.replace('_', ' ')} {value:g}, "
+        for key in ("momentum", "weight_decay")
+        if (value := _number(fields, key))
     ]
     return (
         f"The client trains for {_count(fields, 'epochs', 'epoch')} in {batches}, with learning rate "
         f"{value_of(fields, 'lr')}, {''.join(extras)}and the model in {mode} mode, "
         "then sends the change of its parameters (FedAvg)."
     )
+
+
+def counter_moves(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """For each defense its links with what the informed attack does about each; "none" has nothing to counter."""
+    attacks = [row for row in rows if not row.is_prior and row.defense != "none"]
+    known = {row.defense: row.counter_moves for row in attacks if row.counter_moves is not None}
+    found = []
+    for defense in dict.fromkeys(row.defense for row in attacks):
+        if defense in known:
+            links = [(link, sentence or NO_MOVE) for link, sentence in known[defense].items()]
+            found.append((defense, links or [(defense, NOT_TOLD)]))
+        else:
+            found.append((defense, [(defense, NOT_TRIED)]))
+    return found
 
 
 def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -288,7 +261,7 @@ def where(held: Sequence[Row], among: Sequence[Row]) -> str:
 def logged(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """What each defense wrote down while it ran: (defense, "key = value, ..."), the same only once."""
     lines = (
-        (row.defense, ", ".join(f"{key} = {_short(value)}" for key, value in row.log.items()))
+        (row.defense, ", ".join(f"{key} = {styled(value, '.4g')}" for key, value in row.log.items()))
         for row in rows
         if row.log and not row.is_prior
     )
@@ -296,10 +269,9 @@ def logged(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def missing(rows: Sequence[Row]) -> list[str]:
-    """Measures that could not be had, with the reason, each once."""
-    names = {measure.key: measure.name for measure in MEASURES}
-    lines = (f"{names.get(key, key)}: {reason}" for row in rows for key, reason in row.not_available.items())
-    return list(dict.fromkeys(lines))
+    """Metrics that could not be had, with the reason, each once."""
+    reasons = dict.fromkeys(pair for row in rows for pair in row.not_available.items())
+    return [f"{METRICS[key].heading if key in METRICS else key}: {reason}" for key, reason in reasons]
 
 
 def _grouped(pairs: Iterable[tuple[str, Row]]) -> dict[str, list[Row]]:
@@ -309,17 +281,20 @@ def _grouped(pairs: Iterable[tuple[str, Row]]) -> dict[str, list[Row]]:
     return groups
 
 
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def value_of(fields: Fields, key: str) -> str:
-    value = fields.raw.get(key)
+    value = fields.get(key)
     return "(not recorded)" if value is None else str(value)
 
 
+def _number(fields: Fields, key: str) -> float | None:
+    try:
+        return finite(fields.get(key))
+    except ValueError:
+        return None
+
+
 def _count(fields: Fields, key: str, noun: str) -> str:
-    number = number_or_none(fields.raw.get(key))
+    number = _number(fields, key)
     if number is None:
         return f"an unrecorded number of {noun}s"
     return f"{number:g} {noun}{'' if number == 1 else 's'}"

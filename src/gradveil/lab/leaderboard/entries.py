@@ -169,10 +169,10 @@ def enter(
     # Rows that the folder of the audit holds already, of these or other defenses, are not run again.
     case = setting.case(specs, device)
     audit = run_case(case, work / setting.name / "audit", resume=True, progress=progress)
-    about = {"setting": setting.name, "case": _kept(audit["case"]), "environment": audit["environment"]}
+    about: dict[str, Any] = {"setting": setting.name, "case": _kept(audit.case), "environment": audit.environment}
     for spec in specs:
-        if spec in audit["left_out"]:
-            yield save_entry(folder, Entry(**about, defense=spec, unfit=audit["left_out"][spec]))
+        if spec in audit.left_out:
+            yield save_entry(folder, Entry(**about, defense=spec, unfit=audit.left_out[spec]))
             continue
         trained = _trained(setting, spec, work, device, progress) if train else None
         if trained is None and (entered := before[spec]) is not None:

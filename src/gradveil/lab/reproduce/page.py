@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from gradveil.lab.audits import attacked_row
+from gradveil.lab.audits import attacked_row, figure_of
 from gradveil.lab.reproduce.plan import Plan, Planned, outcome
 from gradveil.lab.reproduce.tables import Column, Fields, Line, Table, Word
 from gradveil.lab.sweeps import ResultFolder
@@ -232,7 +232,7 @@ def _of_result(table: Table, column: Column, result: dict[str, Any]) -> float | 
         return _of_training(column, result)
     row = attacked_row(result["rows"])
     if column.metric not in row["per_image"][0]:
-        return _number(row.get(column.metric))
+        return _number(figure_of(row, column.metric))
     size = result["case"].get("batch_size", 1)
     counted = row["per_image"][::size] if table.first_of_batch else row["per_image"]
     values = [_number(one.get(column.metric)) for one in counted]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from gradveil.auditing import Case, ObservedCase, run_case, run_observed
+from gradveil.auditing import Audit, Case, ObservedCase, run_case, run_observed
 from gradveil.core.errors import GradveilError
 from gradveil.federated import run_training
 from gradveil.lab.audits import result_of, split_audit
@@ -62,17 +62,18 @@ def _run_and_publish(batch: CaseBatch, results: ResultFolder) -> None:
     if batch.alone:
         for path in [folder / LOG, *folder.rglob(".*")]:  # the log, and what a killed process had begun to write
             path.unlink(missing_ok=True)
-        publish(batch.entries[0], folder, whole)
+        publish(batch.entries[0], folder, whole.as_json() if isinstance(whole, Audit) else whole)
         return
     for entry in batch.entries:
         if results.result(entry.digest) is None:
             assert isinstance(entry.case, Case), "nothing else shares a batch"
+            assert isinstance(whole, Audit)
             draft = results.draft(entry.digest)
-            publish(entry, draft, split_audit(entry.case, whole, folder, draft))
+            publish(entry, draft, split_audit(entry.case, whole, folder, draft).as_json())
     results.abandon(batch)
 
 
-def _run(batch: CaseBatch, folder: Path) -> dict[str, Any]:
+def _run(batch: CaseBatch, folder: Path) -> Audit | dict[str, Any]:
     """One audit of all defenses of the batch, or one training; what an interrupted attempt finished is kept."""
     case = batch.entries[0].case
     if isinstance(case, Case):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,11 +13,14 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch
 from gradveil.metrics.identity import ranks
 from gradveil.metrics.perceptual import LPIPS
-from gradveil.metrics.pixel import mse, psnr, ssim, ssim_pairwise
-from gradveil.metrics.representation import Represent, features
+from gradveil.metrics.pixel import ssim_pairwise
+from gradveil.metrics.table import METRICS
 
-FAILED = {"mse": 1.0, "psnr": 0.0, "ssim": -1.0, "lpips": 1.0}
-"""What a guess that is no picture scores: the worst that images in [0, 1] can, and for LPIPS, which has no bound, 1."""
+Represent = Callable[[Tensor], Tensor]
+"""Images [n, C, H, W] to feature vectors [n, features]: "the feature vector before the final classification layer"."""
+FAILED = {name: metric.failed for name, metric in METRICS.items() if metric.failed is not None}
+"""What a guess that is no picture scores."""
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,18 @@ def score(
     ``gallery`` [m, C, H, W] holds the candidates among which each private image is to be picked out; ``truth_index``
     [n] says where in it each one is. Pixels outside [0, 1] are clipped, as any viewer would. A guess with a pixel that
     is not finite is no picture: it scores ``FAILED``, puts the private image last among the candidates, and its
-    representation counts as zero.
+    representation counts as zero. MSE-R is that of Li et al. (GGL, CVPR 2022).
     """
-    _check(truth, guess, gallery, truth_index)
+    if guess.inputs.shape != truth.inputs.shape:
+        shapes = f"{list(guess.inputs.shape)}, the truth {list(truth.inputs.shape)}"
+        raise GradveilError(f"a guess must have the shape of the truth to be scored: the guess is {shapes}")
+    if len(gallery) < 2:
+        raise GradveilError("identification needs at least one distractor: give more candidates than the private image")
+    if not torch.equal(gallery[truth_index], truth.inputs):
+        raise GradveilError("truth_index does not point at the private images in the gallery")
     is_picture = guess.inputs.isfinite().flatten(1).all(dim=1)
     images = guess.inputs.clamp(0, 1).where(is_picture[:, None, None, None], 0.0)
-    per_image = {
-        "mse": mse(images, truth.inputs),
-        "psnr": psnr(images, truth.inputs),
-        "ssim": ssim(images, truth.inputs),
-    }
+    per_image = {name: metric.load()(images, truth.inputs) for name, metric in METRICS.items() if metric.function}
     if lpips is None:
         distances = 1 - ssim_pairwise(images, gallery)
     else:
@@ -71,11 +77,12 @@ def score(
     return Scores(per_image, identified_by="ssim" if lpips is None else "lpips")
 
 
-def _check(truth: Batch, guess: Batch, gallery: Tensor, truth_index: Tensor) -> None:
-    if guess.inputs.shape != truth.inputs.shape:
-        shapes = f"{list(guess.inputs.shape)}, the truth {list(truth.inputs.shape)}"
-        raise GradveilError(f"a guess must have the shape of the truth to be scored: the guess is {shapes}")
-    if len(gallery) < 2:
-        raise GradveilError("identification needs at least one distractor: give more candidates than the private image")
-    if not torch.equal(gallery[truth_index], truth.inputs):
-        raise GradveilError("truth_index does not point at the private images in the gallery")
+@torch.no_grad()
+def features(images: Tensor, represent: Represent) -> Tensor:
+    """The representation of each image, [n, features], computed in chunks."""
+    found = torch.cat([represent(chunk) for chunk in torch.split(images, _AT_ONCE)])
+    if not torch.isfinite(found).all():
+        raise GradveilError(
+            "the model's representation of these images is not finite, so MSE-R has no value: leave it out"
+        )
+    return found

@@ -1,0 +1,335 @@
+"""The record of an audit: what ``audit.json`` holds, typed once for everybody who writes or reads it.
+
+``gradveil schema`` prints its JSON schema. Files of version 1 are read as well (:mod:`gradveil.auditing.version1`).
+Nothing here loads torch: reports are made without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    Strict,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from gradveil.core.errors import BadFileError
+from gradveil.core.reading import read_bytes
+from gradveil.metrics.table import ImageMetrics, Number, finite
+
+VERSION = 2
+PRIOR_ONLY = "prior-only"
+"""What stands for the attack in the row of a search without the update."""
+
+
+def _text(value: object) -> object:
+    """File names may hold bytes that are no text."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
+Size = Annotated[int, Strict(), Field(ge=0, le=2**53)]
+Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
+Flag = Annotated[bool, Strict()]
+_Bounded = Annotated[float, Strict(), Field(ge=0, le=1)]
+Share = Annotated[_Bounded | None, BeforeValidator(finite)]
+Interval = tuple[_Bounded, _Bounded]
+Object = dict[str, JsonValue]
+
+
+class _Record(BaseModel):
+    """Part of the record. Fields that this version does not know are ignored."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class ImageScore(ImageMetrics, _Record):
+    """How well one private image was reconstructed."""
+
+    index: Whole | None = None
+    """Its position in the data set; None where there was no truth to judge by, as for most fields."""
+    picture: Whole
+    """Of its reconstruction in the file: an attack may return the pictures of a batch in another order."""
+    label: Whole | None = None
+    label_guess: Whole | None = None
+    rank: Whole | None = None
+    identified: Flag | None = None
+    label_correct: Flag | None = None
+    objective: Number = None
+    stopped: str
+    """Why the search ended."""
+    client: Whole | None = None
+    """Who held it, in an audit of saved exchanges."""
+
+
+class Judgement(ImageMetrics, _Record):
+    """The part of a row that compares with the truth: means over all images, and the scores of each."""
+
+    images: Size = 0
+    identified: Share = None
+    identified_interval: Interval | None = None
+    identified_by: str | None = None
+    gallery: Count | None = None
+    """How many images the line-up had."""
+    at_random: Share = None
+    """The share that picking at random identifies: a picture counts for any of the images behind its update."""
+    label_accuracy: Share = None
+    not_available: dict[str, str] = {}
+    """By metric, why it has no value."""
+    per_image: tuple[ImageScore, ...] = ()
+
+    @model_validator(mode="after")
+    def _scored_or_not(self) -> Self:
+        scored = (self.psnr, self.identified_interval, self.gallery, self.at_random, self.label_accuracy)
+        if self.identified is not None and None in scored:
+            raise ValueError("it is scored in part")
+        return self
+
+
+class Ranking(_Record):
+    """Where the private images stand in the list of an attack that ranks candidates; empty of all others."""
+
+    candidates: Count | None = None
+    ranks: tuple[Whole, ...] = ()
+    ranked_first: Share = None
+
+    @model_validator(mode="after")
+    def _of_candidates(self) -> Self:
+        if self.ranked_first is not None and self.candidates is None:
+            raise ValueError("it ranks no candidates")
+        return self
+
+
+class Trace(_Record):
+    """The attack's own objective: one line of values per update, over ``steps``; None where it was not finite."""
+
+    steps: tuple[Whole, ...] = ()
+    objective: tuple[tuple[Number, ...], ...] = ()
+
+
+class Files(_Record):
+    """Where a row's files lie, relative to the folder; saved exchanges as they were given."""
+
+    reconstruction: str
+    observation: str | None = None
+    observations: tuple[Text, ...] = ()
+    truth: str | None = None
+
+
+class Row(Judgement, Ranking):
+    """One attack on one set of exchanges, or the same search without the update."""
+
+    digest: str = ""
+    defense: str
+    attack: str
+    prior_of: str | None = None
+    """The attack whose search this is, in the row of a search without the update."""
+    threat: str = ""
+    adversary: str = ""
+    """The threat model in words."""
+    assumptions: tuple[str, ...] = ()
+    objective: Number = None
+    seconds: Number = None
+    problem_steps: Whole = 0
+    strategy: str = ""
+    log: dict[str, Number] = {}
+    """What the defense logged on the client, as means."""
+    randomized: Flag = False
+    asked: Whole = 1
+    statistics_given: Flag = False
+    statistics_sent: Flag = False
+    counter_moves: dict[str, str | None] | None = None
+    """What an attack that knows the defense did about each link of it, None where nothing; None of all others."""
+    trace: Trace = Trace()
+    files: Files
+    training: Text | None = None
+    """In an audit of saved exchanges: which training they are of, at which stage, and how good its model was then."""
+    stage: Text | None = None
+    round: Whole | None = None
+    clients: tuple[Whole, ...] = ()
+    model_accuracy: Share = None
+    flags: tuple[str, ...] = ()
+
+    @property
+    def is_prior(self) -> bool:
+        """Whether this is the search without the update, which is what chance looks like."""
+        return self.attack == PRIOR_ONLY
+
+    def prior_among(self, rows: Sequence[Row]) -> Row | None:
+        """The row of the same search without the update."""
+        return next((other for other in rows if other.prior_of == self.attack), None)
+
+
+class Cost(_Record):
+    """What a defense costs in training, beside a training without one."""
+
+    grade: str
+    accuracy: Number = None
+    accuracy_lost: Number = None
+    """As a share of all test examples; negative where the defense helped."""
+    round_seconds: Number = None
+    time_added: Number = None
+    """As a share of an undefended round; 0.5 is half as long again."""
+    sentence: str = ""
+
+
+class Found(_Record):
+    """The most that attacks identified, beside chance."""
+
+    attack: str | None = None
+    identified: Share = None
+    identified_interval: Interval | None = None
+    prior_only_identified: Share = None
+    chance: Share = None
+    """What the same search identifies without the update, but at least what picking at random does."""
+    above_chance: Flag | None = None
+    """Whether more were identified than chance explains; None where chance is not known."""
+
+
+class Verdict(Found):
+    """The worst case of one defense over all attacks."""
+
+    defense: str
+    grade: str | None = None
+    outcome: Literal["leaks", "holds", "unknown"] = "unknown"
+    threat: str | None = None
+    adversary: str = ""
+    images: Size | None = None
+    gallery: Count | None = None
+    at_random: Share = None
+    candidates: Count | None = None
+    ranked_first: Share = None
+    round: Whole | None = None
+    rebuilt: Found | None = None
+    """The worst without candidates, where the worst attack chooses among them and some other does not."""
+    flags: tuple[str, ...] = ()
+    sentence: str = ""
+    cost: Cost | None = None
+
+
+class Meaning(_Record):
+    """What a flag says: when it is raised, and why that matters."""
+
+    raised_if: str
+    because: str
+
+
+class SavedTraining(_Record):
+    """Where saved exchanges come from: what those of one folder have in common."""
+
+    name: Text | None = None
+    folder: Text | None = None
+    data: str | None = None
+    model: str | None = None
+    defense: str | None = None
+    threat: str | None = None
+    recipe: Object | None = None
+    batch_size: Whole | None = None
+    rounds: tuple[Whole, ...] = ()
+    clients: tuple[Whole, ...] = ()
+
+
+class Audit(_Record):
+    """An audit. ``case`` and ``environment`` are kept as they were written."""
+
+    version: Literal[2] = 2
+    complete: Flag = True
+    """False while rows are missing."""
+    case: Object = {}
+    environment: Object = {}
+    rows: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    trainings: tuple[SavedTraining, ...] = ()
+    """Empty where exchanges were made for the audit."""
+    flags: dict[str, Meaning] = {}
+    """By name, what the flags of the rows mean."""
+    grades: dict[str, dict[str, float]] = {}
+    """Up to where each grade goes, for privacy and for utility."""
+    left_out: dict[str, str] = {}
+    """Defenses of the case that were not audited, each with the reason."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_any_version(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict) or data.get("version", VERSION) == VERSION:
+            return validate(data)
+        if data["version"] != 1:
+            words = "is of version {version}, this gradveil reads version 1 and 2: use the gradveil that wrote it"
+            raise PydanticCustomError("version", words, {"version": repr(data["version"])[:40]})
+        from gradveil.auditing import version1  # which needs these classes
+
+        audit = validate(version1.upgraded(data))
+        return audit.model_copy(update={"verdicts": tuple(map(version1.judged, audit.verdicts))})
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_KINDS = {
+    "string_type": "a text", "string_unicode": "a text", "bool_type": "true or false",
+    "int_type": "a whole number", "tuple_type": "a list", "dict_type": "an object", "model_type": "an object",
+    "model_attributes_type": "an object",
+}  # fmt: skip
+_NOT_TEXTS = {"rows": "a list", "files": "an object", "picture": "a whole number"}
+"""Of fields that have to be there, those that are no texts."""
+_ONE_OF = {"rows": "row", "verdicts": "verdict", "trainings": "training", "per_image": "image"}
+
+
+def read_audit(folder: Path) -> Audit:
+    """The audit that is saved in a folder, which may come from a stranger."""
+    if not folder.is_dir():
+        raise BadFileError(f"{folder} is not a folder; give the folder that an audit was saved in")
+    return read_model(folder / "audit.json", Audit, "an audit")
+
+
+def read_model(path: Path, kind: type[_Model], what: str) -> _Model:
+    """A file of JSON, which should hold ``what``. Its size is checked before it is read, and then every field.
+
+    Raises:
+        BadFileError: one line that names the field, if the file is not as this Gradveil writes it.
+    """
+    try:
+        return kind.model_validate_json(read_bytes(path))
+    except FileNotFoundError:
+        raise BadFileError(f"there is no {path}; give the folder that {what} was saved in") from None
+    except OSError as error:
+        raise BadFileError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise BadFileError(f"{path}{complaint(error)}") from None
+
+
+def complaint(error: ValidationError) -> str:
+    """The first thing that is wrong with a file, and where: what stands after its name in a sentence."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    kind, message = first["type"], first["msg"].removeprefix("Input ")
+    if kind == "json_invalid":
+        deep = " or nested too deeply" if "recursion" in message else ""
+        return f" is not valid JSON{deep}; the file is damaged or was cut short"
+    if kind == "version":
+        return f" {message}"
+    if kind == "value_error":
+        message = str(first["ctx"]["error"])
+    elif kind == "missing":
+        message = f"should be {_NOT_TEXTS.get(str(first['loc'][-1]), 'a text')}"
+    elif kind in _KINDS:
+        message = f"should be {_KINDS[kind]}"
+    place, field = "", ""
+    for part in first["loc"]:
+        if isinstance(part, int):
+            place, field = f"{place}, {_ONE_OF.get(field, field)} {part + 1}", ""
+        else:
+            field = f"{field}.{part}" if field else part
+    about = f": {field[:100]!r}" if field else "" if kind in _KINDS else ":"
+    return f"{place}{about} {message}; the file is damaged"

@@ -1,0 +1,83 @@
+"""Audits of version 1 in the shape of today's. They may lack what later ones had, and say null of it.
+
+In them, ``chance`` was what picking at random gets, and whoever read a verdict judged it. What a defense logged stood
+among the scores too, where nobody looks for it now.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradveil.auditing.verdict import judged
+
+__all__ = ["judged", "upgraded", "upgraded_row"]
+
+_ADVERSARIES = {
+    "A": "eavesdropper",
+    "B": "informed eavesdropper",
+    "C": "parameter-aware eavesdropper",
+    "D": "data-enhanced eavesdropper",
+    "E": "statistics-informed eavesdropper",
+    "F": "active manipulator",
+    "G": "data-enhanced manipulator",
+    "H": "active client manipulator",
+}
+
+
+def upgraded(audit: dict[str, Any]) -> dict[str, Any]:
+    """The audit as version 2 has it, before it is checked; what is not of the expected kind stays as it is."""
+    audit = _known(audit)
+    case = audit.get("case")
+    gallery = case.get("gallery") if isinstance(case, dict) else None
+    changes = {"rows": lambda row: upgraded_row(row, gallery), "verdicts": _verdict, "trainings": _known}
+    for key, change in changes.items():
+        if isinstance(audit.get(key), list):
+            audit[key] = [change(one) for one in audit[key]]
+    grades = audit.get("grades")
+    if isinstance(grades, dict):
+        audit["grades"] = {kind: _known(bounds) for kind, bounds in _known(grades).items()}
+    return audit | {"version": 2}
+
+
+def upgraded_row(row: Any, gallery: Any = None) -> Any:
+    """The same of a row; ``gallery`` is how many images its line-up had, where it does not say that itself."""
+    if not isinstance(row, dict):
+        return row
+    row = {"gallery": gallery, **_known(row)}
+    row |= {"at_random": _at_random(row), "adversary": _adversary(row)}
+    if isinstance(row.get("per_image"), list):
+        row["per_image"] = [_image(image, place) for place, image in enumerate(row["per_image"])]
+    return row
+
+
+def _image(image: Any, place: int) -> Any:
+    if not isinstance(image, dict):
+        return image
+    return {
+        "identified": False,
+        "stopped": "",
+        **image,
+        "picture": place if image.get("picture") is None else image["picture"],
+    }
+
+
+def _verdict(verdict: Any) -> Any:
+    if not isinstance(verdict, dict):
+        return verdict
+    found = _known(verdict)
+    return {"adversary": _adversary(found), **found, "at_random": _at_random(found) or 0.0, "chance": None}
+
+
+def _adversary(found: dict[str, Any]) -> str:
+    return _ADVERSARIES.get(str(found.get("threat", "")).partition("+")[0], "")
+
+
+def _at_random(found: dict[str, Any]) -> Any:
+    """Older audits kept the size of the line-up alone: there was one image behind an update."""
+    gallery = found.get("gallery")
+    return found.get("chance") or (1 / gallery if type(gallery) is int and gallery > 0 else None)
+
+
+def _known(fields: Any) -> Any:
+    """Without nulls, which say that there is no value, as a field that is missing does."""
+    return {key: value for key, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
