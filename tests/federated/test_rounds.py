@@ -214,6 +214,34 @@ def test_a_batch_norm_over_single_values_drops_one_reply_with_the_reason() -> No
         client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(0))
 
 
+@pytest.mark.parametrize("way", ["false", "true"])
+def test_a_client_whose_step_cannot_be_computed_is_dropped_and_the_others_go_on(way: str) -> None:
+    """Batch norm cannot train on the one example of the last batch."""
+    training = case(model="federated.test_rounds:with_batch_norm", clients=4, rounds=1, side_by_side=way)
+    federation = Federation(training, SAMPLES)
+    federation.shares[2] = federation.shares[2][:1]
+    done = federation.round(1)
+    assert list(done.dropped) == [2]
+    assert "no single values" in done.dropped[2]
+    assert done.side_by_side == (way == "true")
+
+
+def with_batch_norm(domain: Domain) -> nn.Module:  # noqa: ARG001
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+
+
+def test_who_took_part_before_is_counted_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, drawn = Federation(case(per_round=2, rounds=20), SAMPLES), []
+    draw = federation.participants
+    monkeypatch.setattr(federation, "participants", lambda number: drawn.append(number) or draw(number))  # type: ignore[func-returns-value]
+    for number in range(1, 21):
+        federation.round(number)
+    assert len(drawn) < 2 * 20
+    met = [client for number in range(1, 20) for client in draw(number)]
+    assert [federation.turns_before(20)[client] for client in range(4)] == [met.count(client) for client in range(4)]
+    assert sum(federation.turns_before(3).values()) == 2 * 2, "a round may come again"
+
+
 def test_eval_mode_leaves_running_statistics_alone() -> None:
     federation = trained(case(model="convnet:width=2", clients=2, rounds=1, train_mode=False))
     for name, buffer in federation.module.named_buffers():

@@ -4,7 +4,8 @@ import pytest
 
 from exchanges import observed, private_batches
 from gradveil.core.errors import GradveilError
-from gradveil.threat import THREATS, Knowledge, threat_model
+from gradveil.core.types import Recipe
+from gradveil.threat import THREATS, Knowledge, observe, threat_model
 
 
 def test_the_eight_models_grow_as_in_the_sok() -> None:
@@ -42,3 +43,14 @@ def test_an_observation_holds_what_the_adversary_knows_and_no_more(threat: str) 
     assert (seen.recipe is not None) == (Knowledge.RECIPE in knows)
     assert (seen.defense is not None) == (Knowledge.DEFENSE in knows)
     assert seen.labels is None
+
+
+@pytest.mark.parametrize(("threat", "size"), [("A", None), ("C", 3), ("E+labels", 3)])
+def test_without_the_examples_there_is_their_number_at_most(threat: str, size: int | None) -> None:
+    """Who taps a line does not see them."""
+    (known,) = observed(private_batches(1))
+    seen = observe(
+        module=known.module, model=known.model, domain=known.domain, sent=known.sent, reply=known.reply, batch_size=3,
+        recipe=Recipe(), defense="none", threat=threat_model(threat),
+    )  # fmt: skip
+    assert (seen.batch_size, seen.labels, seen.statistics) == (size, None, None)

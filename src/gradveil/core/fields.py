@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from gradveil.core.errors import GradveilError
 
-_KINDS: dict[Any, str] = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
+_KINDS: dict[Any, str] = {bool: "true or false", str: "a text", float: "a number", int: "a whole number"}
 
 
 class Fields(BaseModel):

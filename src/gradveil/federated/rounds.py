@@ -139,7 +139,7 @@ class Federation:
     def round(self, number: int) -> Round:
         """Broadcast, let the clients of this round train, and step along the mean of what they send."""
         started, clients, broadcast = time.perf_counter(), self.participants(number), self.state
-        earlier = self._earlier(number)
+        earlier = self.turns_before(number)
         starts = [partial(self.start, client, number, broadcasts=earlier[client] + 1) for client in clients]
         replies: list[Reply] = []
         dropped: dict[int, str] = {}
@@ -171,7 +171,7 @@ class Federation:
             spent=self.spent(),
         )
 
-    def _earlier(self, number: int) -> Counter[int]:
+    def turns_before(self, number: int) -> Counter[int]:
         """How often each client took part before a round; rounds that come in order are counted once."""
         first, turns = self._counted if self._counted[0] <= number else (1, Counter[int]())
         for before in range(first, number):

@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.environment import environment
@@ -27,12 +27,10 @@ from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import moved
-from gradveil.core.types import Params
 from gradveil.data import DATASETS, ImageSet, load
-from gradveil.defenses import DEFENSES
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
-from gradveil.federated.rounds import Federation, RoundExchange, State, participants
+from gradveil.federated.rounds import Federation, RoundExchange, State
 from gradveil.federated.tap import Tap, tapped
 
 VERSION = 1
@@ -58,9 +56,10 @@ def run_training(
     if (folder / RESULT).exists() and not resume:
         raise GradveilError(f"{folder} holds a training already: add --resume to go on with it, or choose --out")
     remove_partial(folder, RESULT, CHECKPOINT, "taps/*.safetensors")
-    _check_plan(case)
     train, test = data_of(case, progress)
     federation = Federation(case, train)
+    if federation.defense.delta is not None:  # refused now: who takes part when is known beforehand
+        federation.defense.check_steps(max(federation.turns_before(case.rounds + 1).values()) * case.epochs)
     make_folder(folder / "taps" if case.tap else folder)  # first: what cannot be kept is not worth a round
     pairs, save = tapped(case), Tap.on(federation, folder / "taps")
 
@@ -93,42 +92,27 @@ def run_training(
 
 def data_of(case: Training, progress: Progress = SILENT) -> tuple[ImageSet, ImageSet]:
     """What the clients share, and what the global model is evaluated on: never the same examples."""
-    train, test = _train_and_test(case, progress)
+    train, (name, options) = load(case.data, progress=progress), split_spec(case.data)
+    spec = case.test
+    if spec is None and "split" in DATASETS.options(name) and options.get("split") != "test":
+        kept = [f"{key}={value}" for key, value in options.items() if key != "split"]
+        spec = f"{name}:{','.join([*kept, 'split=test'])}"
+    if spec is not None:
+        test = load(spec, progress=progress)
+        if (test.domain.shape, test.domain.classes) != (train.domain.shape, train.domain.classes):
+            raise GradveilError(f"{spec} has other images or classes than {case.data}: it cannot test what that trains")
+    else:
+        order = torch.randperm(len(train), generator=generator(case.seed, "federated", "held out"))
+        held_out = len(train) // HELD_OUT
+        if held_out == 0:
+            raise GradveilError(f"{case.data} is too small to hold a part of it out: name a data set to --test on")
+        train, test = (train.subset(part.sort().values) for part in (order[held_out:], order[:held_out]))
     if case.examples is None:
         return train, test
     if case.examples > len(train):
         raise GradveilError(f"{case.examples} examples are more than the {len(train)} of {case.data}")
     drawn = torch.randperm(len(train), generator=generator(case.seed, "federated", "examples"))[: case.examples]
     return train.subset(drawn.sort().values), test
-
-
-def _train_and_test(case: Training, progress: Progress) -> tuple[ImageSet, ImageSet]:
-    train, name = load(case.data, progress=progress), split_spec(case.data)[0]
-    test = case.test
-    if test is None and "split" in DATASETS.options(name) and DATASETS.parse(case.data)[1].get("split") != "test":
-        kept = [f"{key}={value}" for key, value in split_spec(case.data)[1].items() if key != "split"]
-        test = f"{name}:{','.join([*kept, 'split=test'])}"
-    if test is not None:
-        other = load(test, progress=progress)
-        if (other.domain.shape, other.domain.classes) != (train.domain.shape, train.domain.classes):
-            raise GradveilError(f"{test} has other images or classes than {case.data}: it cannot test what that trains")
-        return train, other
-    order = torch.randperm(len(train), generator=generator(case.seed, "federated", "held out"))
-    held_out = len(train) // HELD_OUT
-    if held_out == 0:
-        raise GradveilError(f"{case.data} is too small to hold a part of it out: name a data set to --test on")
-    return train.subset(order[held_out:].sort().values), train.subset(order[:held_out].sort().values)
-
-
-def _check_plan(case: Training) -> None:
-    """Refuse more steps than a defense plans; who takes part when is known beforehand."""
-    defense = DEFENSES.build(case.defense)
-    if defense.delta is not None:
-        rounds = range(1, case.rounds + 1)
-        turns = Counter(
-            c for r in rounds for c in participants(case.clients, case.per_round, seed=case.seed, round_number=r)
-        )
-        defense.check_steps(max(turns.values()) * case.epochs)
 
 
 def read_training(folder: Path) -> dict[str, Any]:
@@ -180,52 +164,50 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
             raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
     if not (folder / CHECKPOINT).exists():
         return []
-    for place, row in enumerate(saved["rows"], start=1):
-        if not _is_row(row, place):
+    for place, row in enumerate(rows := saved["rows"], start=1):
+        try:
+            damaged = Row.model_validate(row).round != place
+        except ValidationError:
+            damaged = True
+        if damaged:
             raise BadFileError(f"{folder / RESULT}: its row {place} is damaged: train anew into another --out")
-    tensors, meta = read_tensors(folder / CHECKPOINT, KIND)
-    number, rows = meta.get("round"), saved["rows"]
-    tensors, started = moved(tensors, federation.case.device), federation.state
-    params, buffers = (_part(tensors, f"{part}/", getattr(started, part)) for part in ("params", "buffers"))
-    state = State(params, buffers, _part(tensors, "velocity/", started.params))
-    fits = _shapes(state.params) == _shapes(federation.state.params)
-    if not fits or type(number) is not int or not 0 < number <= min(len(rows), federation.case.rounds):
-        raise BadFileError(f"{folder / CHECKPOINT} does not fit {RESULT} beside it: train anew into another --out")
-    federation.state = state
-    if federation.defense.delta is not None:
-        federation.ledgers = _ledgers(meta.get("spent"), federation.case.clients, folder / CHECKPOINT)
+    path, started = folder / CHECKPOINT, federation.state
+    tensors, meta = read_tensors(path, KIND)
+    number, tensors = meta.get("round"), moved(tensors, federation.case.device)
+    # in the order of the model: noise is drawn in that order, and a file has another
+    params, buffers, velocity = (
+        {name: tensors[f"{part}/{name}"] for name in like if f"{part}/{name}" in tensors}
+        for part, like in (("params", started.params), ("buffers", started.buffers), ("velocity", started.params))
+    )
+    shapes, expected = ({name: tensor.shape for name, tensor in tree.items()} for tree in (params, started.params))
+    if shapes != expected or type(number) is not int or not 0 < number <= min(len(rows), federation.case.rounds):
+        raise BadFileError(f"{path} does not fit {RESULT} beside it: train anew into another --out")
+    federation.state = State(params, buffers, velocity)
+    if federation.defense.delta is not None:  # without what was spent before, epsilon would be too small
+        spent = meta.get("spent")
+        if not isinstance(spent, list) or len(spent) != federation.case.clients:
+            raise BadFileError(f"{path} does not say what each client has spent: train anew into another --out")
+        try:
+            federation.ledgers = [Ledger.restored(ledger) for ledger in spent]
+        except GradveilError as error:
+            raise BadFileError(f"{path} does not say what each client has spent: {error}") from None
     return list(rows[:number])
 
 
-def _ledgers(saved: object, clients: int, path: Path) -> list[Ledger]:
-    """What was spent on the examples of each client before the checkpoint: without it epsilon would be too small."""
-    if not isinstance(saved, list) or len(saved) != clients:
-        raise BadFileError(f"{path} does not say what each client has spent: train anew into another --out")
-    try:
-        return [Ledger.restored(state) for state in saved]
-    except GradveilError as error:
-        raise BadFileError(f"{path} does not say what each client has spent: {error}") from None
+_Finite = Annotated[int | float, Field(gt=-1e300, lt=1e300)]
+"""JSON has whole numbers of any length, infinities and NaN."""
 
 
-def _is_row(row: object, place: int) -> bool:
-    """Whether it can be what :meth:`Round.as_json` made of the round of this number."""
-    if not isinstance(row, dict) or row.get("round") != place:
-        return False
-    amounts, log = [row.get(name) for name in ("seconds", "bytes_down", "bytes_up")], row.get("log")
-    shares = [row[name] for name in ("accuracy", "loss") if row.get(name) is not None]
-    lists = isinstance(row.get("dropped"), list) and isinstance(log, dict)
-    return lists and "loss" in row and all(map(_is_number, (*amounts, *shares, *log.values())))  # type: ignore[union-attr]
+class Row(BaseModel):
+    """What :meth:`Round.as_json` writes, as far as a training that goes on needs it."""
 
+    model_config = ConfigDict(strict=True, extra="allow")
 
-def _is_number(value: object) -> bool:
-    """JSON has whole numbers of any length, infinities and NaN; ``true`` is one too, for Python."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
-
-
-def _part(tensors: Params, prefix: str, like: Params) -> Params:
-    """The tensors of one part in the order of the model: noise is drawn in that order, and a file has another."""
-    return {name: tensors[f"{prefix}{name}"] for name in like if f"{prefix}{name}" in tensors}
-
-
-def _shapes(tree: Params) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tree.items()}
+    round: int
+    accuracy: _Finite | None = None
+    loss: _Finite | None
+    dropped: list[Any]
+    seconds: _Finite
+    bytes_down: _Finite
+    bytes_up: _Finite
+    log: dict[str, _Finite]

@@ -63,7 +63,7 @@ def renamed(arrays: str, metrics: str) -> Answer:
 
 
 def trained(*nodes: Answer, rounds: int = 2) -> tuple[Result, CheckedGrid]:
-    grid = CheckedGrid(DirectGrid(nodes), fewest=1)
+    grid = CheckedGrid(DirectGrid(nodes), min_nodes=1)
     return averaged(grid, rounds), grid
 
 
@@ -141,7 +141,7 @@ def test_a_dropped_reply_ends_a_run_that_was_not_told_to_go_on(kind: str) -> Non
     with pytest.raises(GradveilError, match=said):
         averaged(CheckedGrid(DirectGrid([HONEST, bad, HONEST])))
     with pytest.raises(GradveilError, match=said):
-        averaged(CheckedGrid(DirectGrid([HONEST, bad, HONEST]), fewest=3))
+        averaged(CheckedGrid(DirectGrid([HONEST, bad, HONEST]), min_nodes=3))
 
 
 def test_metrics_that_not_all_have_do_not_end_the_run() -> None:
@@ -186,7 +186,7 @@ def test_counters_that_an_average_made_floats_take_whole_numbers_and_flags() -> 
 
 def test_a_strategy_that_widens_the_model_does_not_let_larger_numbers_in() -> None:
     """Under FedAdam broadcasts are of float64 from the second on; the model of the nodes stays what it is."""
-    grid = CheckedGrid(DirectGrid([HONEST, answering(bias=np.array([1e300, 1])), HONEST]), fewest=2)
+    grid = CheckedGrid(DirectGrid([HONEST, answering(bias=np.array([1e300, 1])), HONEST]), min_nodes=2)
     strategy = FedAdam(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     start = ArrayRecord({name: Array(array) for name, array in START.items()})
     strategy.start(grid=grid, initial_arrays=start, num_rounds=3)
@@ -200,13 +200,13 @@ def test_a_node_that_does_not_answer_is_named(caplog: pytest.LogCaptureFixture) 
             return [m for m in super().pull_messages(message_ids) if m.metadata.src_node_id != 11]
 
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        averaged(CheckedGrid(Deaf([HONEST, HONEST]), fewest=1))
+        averaged(CheckedGrid(Deaf([HONEST, HONEST]), min_nodes=1))
     assert "round 1: the reply of node 11 was dropped: it did not come in time" in caplog.text
 
 
 def test_too_few_nodes_for_too_long_is_an_error() -> None:
-    grid = CheckedGrid(DirectGrid([HONEST]), fewest=2, patience=0.5)
+    grid = CheckedGrid(DirectGrid([HONEST]), min_nodes=2, patience=0.5)
     with pytest.raises(GradveilError, match="1 nodes are connected after 0 s; 2 are needed"):
         grid.wait_for(2)
-    grid.fewest = 1
+    grid.min_nodes = 1
     assert list(grid.get_node_ids()) == [10]

@@ -38,39 +38,42 @@ from gradveil.federated.rounds import Round
 class CheckedGrid(Grid):
     """Another grid with its replies checked. ``last`` is what came of the last round of training.
 
-    While fewer than ``fewest`` nodes are connected strategies wait; after ``patience`` seconds of that it is an error.
+    While fewer than ``min_nodes`` are connected strategies wait; after ``patience`` seconds of that it is an error.
     So is a round of training with fewer usable replies than that. None: every node that was asked has to reply.
     """
 
-    def __init__(self, grid: Grid, *, fewest: int | None = None, patience: float = math.inf) -> None:
-        self._grid, self.fewest, self._patience = grid, fewest, patience
-        self._lonely_since: float | None = None
+    def __init__(self, grid: Grid, *, min_nodes: int | None = None, patience: float = math.inf) -> None:
+        self._grid, self.min_nodes, self._patience = grid, min_nodes, patience
+        self._short_since: float | None = None
         self._types: dict[str, torch.dtype] = {}
         self.last: Round | None = None
 
     def wait_for(self, nodes: int) -> None:
         """Until so many are connected."""
-        self.fewest = nodes
+        self.min_nodes = nodes
         while len(list(self.get_node_ids())) < nodes:
             time.sleep(1)
 
     def get_node_ids(self) -> Iterable[int]:
         nodes, now = list(self._grid.get_node_ids()), time.monotonic()
-        if len(nodes) >= (fewest := self.fewest or 1):
-            self._lonely_since = None
+        if len(nodes) >= (needed := self.min_nodes or 1):
+            self._short_since = None
             return nodes
-        if self._lonely_since is None:
-            self._lonely_since = now
-            log(INFO, "%d nodes are connected; waiting for %d", len(nodes), fewest)
-        if now - self._lonely_since > self._patience:
-            raise GradveilError(f"{len(nodes)} nodes are connected after {self._patience:.0f} s; {fewest} are needed")
+        if self._short_since is None:
+            self._short_since = now
+            log(INFO, "%d nodes are connected; waiting for %d", len(nodes), needed)
+        if now - self._short_since > self._patience:
+            raise GradveilError(f"{len(nodes)} nodes are connected after {self._patience:.0f} s; {needed} are needed")
         return nodes
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         messages = list(messages)
         if not messages or not is_train(messages[0]):
             return self._grid.send_and_receive(messages, timeout=timeout)
-        number, like, started = round_number(messages[0]), self._like(messages[0]), time.perf_counter()
+        number, started = round_number(messages[0]), time.perf_counter()
+        # replies have to be like the broadcast, in the types of the first one, for some strategies widen them
+        sent = tensors_of(messages[0].content)
+        like = {name: tensor.to(self._types.setdefault(name, tensor.dtype)) for name, tensor in sent.items()}
         bytes_down = _bytes(messages[0].content) * len(messages)
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         usable, dropped, bytes_up = [], {}, 0
@@ -88,7 +91,7 @@ class CheckedGrid(Grid):
         dropped |= dict.fromkeys(asked.values(), "it did not come in time")
         for node, reason in dropped.items():
             log(WARNING, "round %d: the reply of node %d was dropped: %s", number, node, reason)
-        needed = len(messages) if self.fewest is None else min(self.fewest, len(messages))
+        needed = len(messages) if self.min_nodes is None else min(self.min_nodes, len(messages))
         if len(usable) < max(1, needed):
             node, reason = next(iter(dropped.items()))
             count = f"only {len(usable)} of {len(messages)} replies" if usable else "no reply"
@@ -105,11 +108,6 @@ class CheckedGrid(Grid):
             side_by_side=False,
         )
         return _alike(usable)
-
-    def _like(self, message: Message) -> Params:
-        """What a reply has to be like: the broadcast, in the types of the first one, for some strategies widen them."""
-        sent = tensors_of(message.content)
-        return {name: tensor.to(self._types.setdefault(name, tensor.dtype)) for name, tensor in sent.items()}
 
     def set_run(self, run: Run) -> None:
         self._grid.set_run(run)

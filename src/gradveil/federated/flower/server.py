@@ -126,7 +126,7 @@ def _serve(grid: Grid, settings: Settings) -> None:
         return None if quality is None else MetricRecord({"accuracy": quality.accuracy, "loss": quality.loss})
 
     network.wait_for(case.clients)
-    network.fewest = settings.nodes_needed
+    network.min_nodes = settings.nodes_needed
     settings.build_strategy().start(
         grid=network,
         initial_arrays=packed(federation.state.params | federation.state.buffers),
