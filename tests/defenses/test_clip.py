@@ -71,7 +71,7 @@ def refusing(_: object) -> NoReturn:
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_gradients_through_shared_weights_are_those_of_vmap(model: str) -> None:
     step = in_double(step_on(model, examples=3)[1])
-    found = shared.Examples(step).gradients(step.batch)
+    found = shared.ExampleGradients(step).gradients(step.batch)
     for name, tensor in step.example_gradients().items():
         assert (found[name] - tensor).norm() <= 1e-9 * tensor.norm() + 1e-12
 
@@ -153,7 +153,7 @@ def test_every_example_is_clipped_alone_however_the_model_lays_them_out(layout: 
     step = in_double(step_of(module, batch)[1])
     bound = float(clip.example_norms(step.example_gradients()).median())
     (found, expected) = clip.clipped_mean(step, bound), clip._formed(step, bound)[0]
-    for name, tensor in shared.Examples(step).gradients(step.batch).items():
+    for name, tensor in shared.ExampleGradients(step).gradients(step.batch).items():
         right = step.example_gradients()[name]
         assert (tensor - right).norm() <= 1e-9 * right.norm() + 1e-12
         assert (found[name] - expected[name]).norm() <= 1e-9 * expected[name].norm() + 1e-12
@@ -240,7 +240,7 @@ def test_a_branch_that_is_dead_at_first_is_judged_alive() -> None:
     alive = replace(step, params={**step.params, "gate.weight": torch.randn(1100, 1100)})
     assert moved(alive, 0.01) <= 1.001
     few = replace(alive, batch=loud(3, 1024))
-    found, right = shared.Examples(few).gradients(few.batch), few.example_gradients()
+    found, right = shared.ExampleGradients(few).gradients(few.batch), few.example_gradients()
     assert float(norm(subtract(found, right))) <= 1e-4 * float(norm(right))
 
 
@@ -382,7 +382,7 @@ def test_models_that_vmap_cannot_do_go_one_example_after_another(model: str) -> 
     step = replace(step_on("lenet", examples=1)[1], model=Functional(module, train_mode=None), batch=batch)
     step = replace(step, params=step.model.params)
     singles = [shared.one_by_one(step, batch.take(slice(i, i + 1))) for i in range(5)]
-    each = clip.Examples(step).gradients(batch)
+    each = clip.ExampleGradients(step).gradients(batch)
     for name, tensor in each.items():
         assert torch.equal(tensor, torch.cat([one[name] for one in singles]))
     outside = module.train()(batch.inputs[:1])

@@ -271,36 +271,32 @@ def _bicubic(images: Tensor, matrix: Tensor) -> Tensor:
     return torch.where(inside.unsqueeze(1), taken.clamp(0, 1), 0.0)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """An image operation, how much of it a magnitude from 0 to 9 is, and whether its sign is drawn for each image."""
-
-    operation: Operation
-    amount: Callable[[int], float]
-    signed: bool = False
-
-
 def _up_to(most: float) -> Callable[[int], float]:
     return lambda magnitude: most * magnitude / _STRONGEST
 
 
-def _none(magnitude: int) -> float:  # noqa: ARG001
-    return 0.0
+@dataclass(frozen=True)
+class GradedOperation:
+    """An image operation, how much of it a magnitude from 0 to 9 is, and whether its sign is drawn for each image."""
+
+    operation: Operation
+    amount: Callable[[int], float] = lambda _magnitude: 0.0
+    signed: bool = False
 
 
-KINDS: dict[str, Kind] = {
-    "shift_x": Kind(shift_x, _up_to(150 / 331), signed=True),
-    "shift_y": Kind(shift_y, _up_to(150 / 331), signed=True),
-    "shear_x": Kind(shear_x, _up_to(0.3), signed=True),
-    "shear_y": Kind(shear_y, _up_to(0.3), signed=True),
-    "rotate": Kind(rotate, _up_to(30)),
-    "brightness": Kind(brightness, _up_to(0.5), signed=True),
-    "contrast": Kind(contrast, _up_to(0.5), signed=True),
-    "colour": Kind(colour, _up_to(0.5), signed=True),
-    "sharpness": Kind(sharpness, _up_to(0.5), signed=True),
-    "posterize": Kind(posterize, lambda magnitude: round(8 - 4 * magnitude / _STRONGEST)),
-    "solarize": Kind(solarize, lambda magnitude: 256 - 256 * magnitude / _STRONGEST),
-    "autocontrast": Kind(autocontrast, _none),
-    "equalize": Kind(equalize, _none),
-    "invert": Kind(invert, _none),
+KINDS = {
+    "shift_x": GradedOperation(shift_x, _up_to(150 / 331), signed=True),
+    "shift_y": GradedOperation(shift_y, _up_to(150 / 331), signed=True),
+    "shear_x": GradedOperation(shear_x, _up_to(0.3), signed=True),
+    "shear_y": GradedOperation(shear_y, _up_to(0.3), signed=True),
+    "rotate": GradedOperation(rotate, _up_to(30)),
+    "brightness": GradedOperation(brightness, _up_to(0.5), signed=True),
+    "contrast": GradedOperation(contrast, _up_to(0.5), signed=True),
+    "colour": GradedOperation(colour, _up_to(0.5), signed=True),
+    "sharpness": GradedOperation(sharpness, _up_to(0.5), signed=True),
+    "posterize": GradedOperation(posterize, lambda magnitude: round(8 - 4 * magnitude / _STRONGEST)),
+    "solarize": GradedOperation(solarize, lambda magnitude: 256 - 256 * magnitude / _STRONGEST),
+    "autocontrast": GradedOperation(autocontrast),
+    "equalize": GradedOperation(equalize),
+    "invert": GradedOperation(invert),
 }

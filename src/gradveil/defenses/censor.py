@@ -23,7 +23,7 @@ from gradveil.core.trees import exact_norms, map_each
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images, refuse_private
-from gradveil.defenses.shared import Examples, remembered
+from gradveil.defenses.shared import ExampleGradients, remembered
 from gradveil.models.functional import AddsToLoss, Functional
 
 Pair = tuple[int, int]
@@ -71,7 +71,7 @@ class Censor(Defense):
     def for_round(self, start: Step) -> Defense:
         """Public images, where some are needed, are read once for a local run."""
         pool = self._public_pool(start)
-        return self if pool is None else _Run(self, pool)
+        return self if pool is None else _CensorRound(self, pool)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.censored(gradient, step, self._public_pool(step))
@@ -166,12 +166,12 @@ class Censor(Defense):
                 yield flat.gaussian(some.stop - some.start, step.rng)
             return
         assert pool is not None
-        order, examples = step.rng.permutation(len(pool), pool.labels.device), Examples(step)
+        order, examples = step.rng.permutation(len(pool), pool.labels.device), ExampleGradients(step)
         for some in ranges:
             yield flat.joined(examples.gradients(pool.take(order[some])), leading=1)
 
 
-class _Run(Defense):
+class _CensorRound(Defense):
     """One local run with its public images."""
 
     def __init__(self, options: Censor, pool: Batch) -> None:

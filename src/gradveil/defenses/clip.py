@@ -17,7 +17,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, At, Defense, Log, Step, Transform
-from gradveil.defenses.shared import Examples, forward_backward, gradients, network_of
+from gradveil.defenses.shared import ExampleGradients, forward_backward, gradients, network_of
 from gradveil.joint import moments, rules
 
 ENTRIES_AT_ONCE = 2**26
@@ -167,7 +167,7 @@ def mean_over_examples(step: Step, change: Callable[[Params], Params]) -> Params
 
 def _in_chunks(step: Step) -> Iterator[Params]:
     size = max(1, ENTRIES_AT_ONCE // max(1, sum(p.numel() for p in step.params.values())))
-    examples = Examples(step)
+    examples = ExampleGradients(step)
     for start in range(0, len(step.batch), size):
         yield examples.gradients(step.batch.take(slice(start, start + size)))
 

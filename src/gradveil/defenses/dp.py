@@ -74,7 +74,7 @@ class DP(Defense):
                 )
 
     def for_round(self, start: Step) -> Defense:  # noqa: ARG002
-        return _Run(self)
+        return _DPRound(self)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
         self.enter(step, 1 if step.sample_rate is not None else _copies(step.batch) ** 2)
@@ -126,7 +126,7 @@ def _copies(batch: Batch) -> int:
     return int(torch.unique(rows, dim=0, return_counts=True)[1].max())
 
 
-class _Run(Defense):
+class _DPRound(Defense):
     """One local run. Where it is known which examples take part in a step, it costs no more than the most visited."""
 
     def __init__(self, defense: DP) -> None:

@@ -58,7 +58,7 @@ class GradDefense(Defense):
         return self.bound is not None
 
     def for_round(self, start: Step) -> Defense:
-        return _Run(self, self._estimate(start).root, self.slices_of(start))
+        return _GradDefenseRound(self, self._estimate(start).root, self.slices_of(start))
 
     def slices_of(self, start: Step) -> Params:
         """For every entry the number of its slice.
@@ -89,7 +89,7 @@ class GradDefense(Defense):
         return self.for_round(step).on_gradient(gradient, step)
 
 
-class _Run(Defense):
+class _GradDefenseRound(Defense):
     """One local run: ``where`` says for every entry of every tensor in which slice it lies."""
 
     def __init__(self, options: GradDefense, root: Batch, where: Params) -> None:

@@ -47,7 +47,7 @@ class Outpost(Defense):
             self._require(0 <= getattr(self, option) <= 100, option, "a percentage from 0 to 100")
 
     def for_round(self, start: Step) -> Defense:
-        return _Run(self, start)
+        return _OutpostRound(self, start)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         chance = 0.0 if step.number <= 1 else _chances(step)[-1]
@@ -72,7 +72,7 @@ class Outpost(Defense):
         return sent
 
 
-class _Run(Defense):
+class _OutpostRound(Defense):
     """One local run. It draws its chances many at a time and the first before it starts: a GPU would stop for each."""
 
     def __init__(self, options: Outpost, start: Step) -> None:

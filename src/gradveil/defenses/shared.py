@@ -98,7 +98,7 @@ def gradients(step: Step, calls: list[joint.Call], slopes: tuple[Tensor, ...], p
     }
 
 
-class Examples:
+class ExampleGradients:
     """Gradients of single examples of a step: a large model takes them through shared weights, others by vmap.
 
     Some models do not go through vmap, such as one with a GRU. Their examples go one after another.

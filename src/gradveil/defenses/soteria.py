@@ -87,7 +87,9 @@ class Soteria(Defense):
 
     def for_round(self, start: Step) -> Defense:
         module = start.model.module
-        return _Run(self, remembered(module, ("soteria", self.layer), lambda: _Layout(module, self.layer, start)))
+        return _SoteriaRound(
+            self, remembered(module, ("soteria", self.layer), lambda: _Layout(module, self.layer, start))
+        )
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.for_round(step).on_gradient(gradient, step)
@@ -132,7 +134,7 @@ class _Layout:
         return values, pull
 
 
-class _Run(Defense):
+class _SoteriaRound(Defense):
     """One local run."""
 
     def __init__(self, options: Soteria, layout: _Layout) -> None:
