@@ -2,9 +2,10 @@
 
 from gradveil.attacks import (  # noqa: F401  (each registers its own)
     active,
+    against,
     analytic,
     generative,
-    identification,
+    identify,
     informed,
     presets,
 )

@@ -17,10 +17,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils._pytree import tree_map
 
-from gradveil.attacks.aware import AsDefended, as_defended, as_trusted, cut_tensors, estimated
 from gradveil.attacks.base import Attack, Reconstruction
 from gradveil.attacks.consensus import pulled_together
-from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import (
     Batched,
     Evaluate,
@@ -33,11 +31,12 @@ from gradveil.attacks.engine import (
     plan_for,
     ways_of,
 )
-from gradveil.attacks.eot import Averaged
 from gradveil.attacks.explain import Explanation, explained, local_steps
 from gradveil.attacks.labels import infer_labels
 from gradveil.attacks.objectives import Objective
 from gradveil.attacks.outcome import Outcome, Pictures, better, pictures_of
+from gradveil.attacks.parts.channel import AsDefended, as_defended, as_trusted, cut_tensors, estimated
+from gradveil.attacks.parts.counter import Averaged, BatchedMoves, CounterMove
 from gradveil.attacks.population import PopulationSearch, for_population
 from gradveil.attacks.priors import Pixels, Prior
 from gradveil.attacks.problem import Problem
@@ -103,7 +102,7 @@ class Matching(Attack):
     """Weight of the batch-norm statistics, where the threat model gives them."""
     aware: bool = False
     """Estimate from the update what a defense did to it, and do the same to candidates."""
-    counter: Counter | None = None
+    counter: CounterMove | None = None
     """What is changed because the defense is known."""
     draws: int = 0
     """Average over so many draws of a known random defense (EOT); 0: take the update as it is."""
@@ -228,7 +227,7 @@ class Matching(Attack):
         if self.aware:
             given |= estimated(seen)
         if self.counter is not None:
-            given |= tree_map(lambda *tensors: torch.stack(tensors), *(self.counter.known(one) for one in seen))
+            given |= tree_map(lambda *tensors: torch.stack(tensors), *(self.counter.extra(one) for one in seen))
         if self.statistics and one.statistics is not None:
             given["statistics"] = stack([one.statistics or {} for one in seen])
         given["squares"] = squares(given["reply"])
@@ -292,7 +291,7 @@ class Matching(Attack):
 
     def _slopes(self, objective: Objective) -> Callable[[Params, Given], tuple[Params, Tensor]] | None:
         """The slope of the distance for all problems at once, where a counter-move is no more than what is given."""
-        only_data = isinstance(self.counter, Each) and self.counter.kind() is None
+        only_data = isinstance(self.counter, BatchedMoves) and self.counter.kind() is None
         return partial(_informed_slopes, objective) if only_data and not self.draws else None
 
     def _best_of_restarts(self, best: Pictures) -> list[Reconstruction]:
@@ -332,9 +331,9 @@ def _read(_unknowns: Params, given: Given) -> Tensor:
     return labels
 
 
-def _informed(counter: Counter, objective: Objective, update: Params, given: Given) -> Tensor:
+def _informed(counter: CounterMove, objective: Objective, update: Params, given: Given) -> Tensor:
     """The distance of an update to the reply, of what a known defense left, and as much as it left."""
-    own, reply = counter.compared(update, given["reply"])
+    own, reply = counter.pair(update, given["reply"])
     if "weights" in given:
         own, reply = (map_each(torch.mul, tree, given["weights"]) for tree in (own, reply))
     away = objective(own, reply)

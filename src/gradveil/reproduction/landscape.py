@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil import models
-from gradveil.attacks.aware import as_defended, as_trusted, estimated
 from gradveil.attacks.generative import SHIPPED
 from gradveil.attacks.objectives import Squared
+from gradveil.attacks.parts.channel import as_defended, as_trusted, estimated
 from gradveil.client import Client
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator

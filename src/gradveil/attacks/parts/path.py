@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.explain import counts
-from gradveil.attacks.identification.likeness import TINY
-from gradveil.attacks.identification.updates import Updates, updates_for
+from gradveil.attacks.parts.candidate_updates import Updates, updates_for
+from gradveil.attacks.parts.likelihood import TINY
 from gradveil.client.local import mini_batches
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import add, map_each, scaled, subtract

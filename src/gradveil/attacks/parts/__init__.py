@@ -1,0 +1,1 @@
+"""What attacks are made of: the channel of a defense, counter-moves, ways to rank candidates."""
