@@ -159,8 +159,9 @@ def test_what_other_defenses_in_the_group_are_changes_nothing() -> None:
 
 def test_every_defense_has_somebody_against_it_or_a_reason_why_not() -> None:
     """A new defense comes with a file in attacks/against."""
+    shipped = {name for name in DEFENSES if DEFENSES.get(name).__module__.startswith("gradveil.")}
     assert not AGAINST.keys() & WITHOUT.keys()
-    assert AGAINST.keys() | WITHOUT.keys() == set(DEFENSES)
+    assert AGAINST.keys() | WITHOUT.keys() == shipped
     assert all(WITHOUT.values())
 
 

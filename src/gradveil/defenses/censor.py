@@ -67,16 +67,6 @@ class Censor(Defense):
         ready._pool = self._public_pool(start)
         return ready
 
-    def imitated(self, update: Params, drawn: Params) -> Params | None:
-        """One trial: orthogonal to the update in every tensor, and of its length."""
-
-        def orthogonal(g: Tensor, r: Tensor) -> Tensor:
-            square = g.square().sum() + 1e-20
-            left = r - (r * g).sum() / square * g
-            return left * (square / (left.square().sum() + 1e-20)).sqrt()
-
-        return map_each(orthogonal, update, drawn)
-
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         active = self.rounds is None or step.round_number <= self.rounds
         step.log.add("active", float(active))

@@ -7,7 +7,6 @@ from typing import Literal
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Kind, Stream
-from gradveil.core.trees import add
 from gradveil.core.types import Params
 from gradveil.defenses.base import Log, Transform
 from gradveil.defenses.registry import DEFENSES
@@ -31,6 +30,3 @@ class Noise(Transform):
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         return rng.noised(tree, self.sigma, self.kind)
-
-    def imitated(self, update: Params, drawn: Params) -> Params | None:
-        return add(update, drawn, self.sigma)
