@@ -210,17 +210,22 @@ class Against:
 
     channel: Callable[[Any, Observation], Channel]
     """(defense, observation) -> what it did."""
-    counter_move: Callable[[Any, Observation], CounterMove | None]
-    """(defense, observation) -> how the matching is changed; None where this defense with these options has none."""
+    counter_move: Callable[[Any, Observation], CounterMove | None] | None
+    """(defense, observation) -> how the matching is changed, None if these options leave no way; by default what
+    follows from the channel."""
     sentence: str | None
     """What the matching does about it, for a report; None where it never does anything."""
     after_steps: bool
     """Whether that holds for updates of several local steps too."""
 
     def move(self, defense: Any, one: Observation) -> CounterMove | None:
-        """The counter-move, if it fits as many local steps as were taken."""
-        fits = one.kind == "gradient" or (self.after_steps and one.recipe is not None)
-        return self.counter_move(defense, one) if fits else None
+        """The counter-move, if there is one that fits as many local steps as were taken."""
+        if one.kind != "gradient" and not (self.after_steps and one.recipe is not None):
+            return None
+        if self.counter_move is not None:
+            return self.counter_move(defense, one)
+        follows = ChannelMove(self.channel(defense, one))
+        return follows if follows.helps else None
 
 
 AGAINST: dict[str, Against] = {}
@@ -233,15 +238,10 @@ def against(
     counter_move: Callable[[Any, Observation], CounterMove | None] | None = None,
     after_steps: bool = False,
 ) -> Callable[[Callable[[Any, Observation], Channel]], Callable[[Any, Observation], Channel]]:
-    """Register what a function says of the channel of these defenses; by default the counter-move follows from it."""
+    """Register what a function says of the channel of these defenses."""
 
     def keep(channel: Callable[[Any, Observation], Channel]) -> Callable[[Any, Observation], Channel]:
-        def follows(defense: Any, one: Observation) -> CounterMove | None:
-            move = ChannelMove(channel(defense, one))
-            return move if move.helps else None
-
-        known = Against(channel, counter_move or follows, sentence, after_steps)
-        AGAINST.update(dict.fromkeys(names, known))
+        AGAINST.update(dict.fromkeys(names, Against(channel, counter_move, sentence, after_steps)))
         return channel
 
     return keep

@@ -46,6 +46,13 @@ class Layout:
     pieces: Mapping[str, list[int]] = field(default_factory=dict)
     """Tensors that are taken in pieces: how many entries each piece has."""
 
+    def through(self, channel: Channel) -> Layout:
+        return Layout(
+            only_sent=self.only_sent or bool(channel.zeroed),
+            largest=self.largest or channel.largest,
+            pieces=self.pieces if channel.pieces is None else channel.pieces(),
+        )
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -160,12 +167,7 @@ class ByTensor(Likelihood):
         """How badly each candidate explains each reply, [c, N]."""
 
     def _changed(self, channel: Channel) -> Self:
-        layout = Layout(
-            only_sent=self.layout.only_sent or bool(channel.zeroed),
-            largest=self.layout.largest or channel.largest,
-            pieces=self.layout.pieces if channel.pieces is None else channel.pieces(),
-        )
-        return replace(self, layout=layout)
+        return replace(self, layout=self.layout.through(channel))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,24 +194,41 @@ class Directions(ByTensor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distance(ByTensor):
+class WithLengths(ByTensor):
+    """A likelihood that follows lengths through clipping and noise."""
+
+    bound: float | None = None
+    """What was clipped to, before or after whatever else was done."""
+    per: Per = "tensor"
+    variance: float = 0.0
+    """Of the noise on every entry."""
+
+    def _changed(self, channel: Channel) -> Self:
+        bound, per = (self.bound, self.per) if channel.bound is None else (channel.bound, channel.per)
+        return replace(self, bound=bound, per=per, variance=self.variance + (channel.noise or 0.0))
+
+    def shrinkage(self, compared: Comparison) -> Tensor:
+        """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""
+        squares = compared.squares if self.per == "tensor" else compared.squares.sum(dim=0, keepdim=True)
+        longest = float("inf") if self.bound is None else self.bound
+        return (longest / (squares + TINY).sqrt()).clamp(max=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance(WithLengths):
     """How unlikely the reply is if it is the candidate's update, clipped, in part not sent, and with Gaussian noise.
 
     A likelihood: tensor by tensor the squared distance over the variance of the noise. Where the noise may or may not
     have been added, the more likely of the two counts.
     """
 
-    bound: float | None = None
-    per: Per = "tensor"
-    variance: float = 0.0
-    """Of the noise on every entry."""
     more: Mapping[str, float] = field(default_factory=dict)
     """More variance, by tensor."""
     sometimes: float = 0.0
     """More variance, on some pieces that the adversary does not know."""
 
     def __call__(self, compared: Comparison) -> Tensor:
-        shrunk = shrinkage(compared, self.bound, self.per)
+        shrunk = self.shrinkage(compared)
         away = shrunk.square() * compared.within - 2 * shrunk * compared.products + compared.seen
         more = torch.tensor([self.more.get(name, 0.0) for name in compared.names]).to(away).view(-1, 1, 1)
         least = self.variance + more + ROUNDING**2 * compared.seen / compared.sizes + TINY
@@ -225,9 +244,7 @@ class Distance(ByTensor):
     def _changed(self, channel: Channel) -> Self:
         return replace(
             super()._changed(channel),
-            bound=self.bound if channel.bound is None else channel.bound,
-            per=self.per if channel.bound is None else channel.per,
-            variance=self.variance + (channel.noise or 0.0),
+            layout=self.layout.through(channel),
             more=channel.noise_by_tensor or self.more,
             sometimes=channel.sometimes or self.sometimes,
         )
@@ -236,15 +253,8 @@ class Distance(ByTensor):
         return OrthogonalLikelihood(right_angle=right_angle, variance=self.variance, bound=self.bound, per=self.per)
 
 
-def shrinkage(compared: Comparison, bound: float | None, per: Per) -> Tensor:
-    """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""
-    squares = compared.squares.sum(dim=0, keepdim=True) if per != "tensor" else compared.squares
-    longest = float("inf") if bound is None else bound
-    return (longest / (squares + TINY).sqrt()).clamp(max=1)
-
-
 @dataclass(frozen=True, kw_only=True)
-class OrthogonalLikelihood(ByTensor):
+class OrthogonalLikelihood(WithLengths):
     """How unlikely the reply is if CENSOR drew it for the candidate: two log likelihood ratios, added.
 
     Norms: those of the candidate's tensors are those of the reply, up to a spread. Orthogonality: the part of the
@@ -254,11 +264,6 @@ class OrthogonalLikelihood(ByTensor):
 
     by: By = "both"
     right_angle: RightAngle = field(default_factory=RightAngle)
-    variance: float = 0.0
-    """Of noise that was added to every entry."""
-    bound: float | None = None
-    """What norms were clipped to, before or afterwards: angles stay what they are."""
-    per: Per = "tensor"
 
     def __call__(self, compared: Comparison) -> Tensor:
         pieces = compared.whole() if self.right_angle.whole else compared
@@ -270,20 +275,12 @@ class OrthogonalLikelihood(ByTensor):
         may_be_plain = self.right_angle.plain and self.by == "both"
         return torch.minimum(scores, self.not_the_same(pieces)) if may_be_plain else scores
 
-    def _changed(self, channel: Channel) -> Self:
-        return replace(
-            self,
-            bound=self.bound if channel.bound is None else channel.bound,
-            per=self.per if channel.bound is None else channel.per,
-            variance=self.variance + (channel.noise or 0.0),
-        )
-
     def _turned(self, right_angle: RightAngle) -> Likelihood:
         return replace(self, right_angle=right_angle)
 
     def norms_apart(self, pieces: Comparison) -> Tensor:
         """[c, N]: squared differences of the logs of norms, in units of how far they may differ."""
-        kept = shrinkage(pieces, self.bound, self.per).square()
+        kept = self.shrinkage(pieces).square()
         expected = kept * pieces.squares + self.variance * pieces.sizes + TINY
         apart = (expected.log() - (pieces.seen + TINY).log()) / 2
         spread = SAME_NORM**2 + (self.right_angle.spread or 0.0) ** 2 + self._noise(pieces) / pieces.sizes
