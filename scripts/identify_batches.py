@@ -15,10 +15,9 @@ from collections.abc import Callable
 import torch
 
 from gradveil import models
-from gradveil.attacks.identification.attack import Identify
-from gradveil.attacks.identification.entering import Entering
-from gradveil.attacks.identification.informed import likeness_for
-from gradveil.attacks.identification.likeness import Angle, Likeness
+from gradveil.attacks.identify import Identify, likelihood_for
+from gradveil.attacks.parts.channel import Span
+from gradveil.attacks.parts.likelihood import Angle, InputSpan, Likelihood
 from gradveil.auditing.scoring import ranked
 from gradveil.client import SimulatedClient
 from gradveil.core.seeding import generator
@@ -32,15 +31,15 @@ from gradveil.threat import Observation, observe, threat_model
 DATA, SIZE, SEEDS, EACH = load("cifar10-samples"), 8, 4, 3
 
 
-def span(one: Observation) -> Likeness:
-    return Entering(weight=f"{classifier(one.module, one.domain)}.weight", examples=SIZE)
+def span(one: Observation) -> Likelihood:
+    return InputSpan(span=Span(f"{classifier(one.module, one.domain)}.weight", SIZE))
 
 
-def angle(_: Observation) -> Likeness:
+def angle(_: Observation) -> Likelihood:
     return Angle()
 
 
-WAYS: dict[str, Callable[[Observation], Likeness]] = {"angle": angle, "span": span, "identify": likeness_for}
+WAYS: dict[str, Callable[[Observation], Likelihood]] = {"angle": angle, "span": span, "identify": likelihood_for}
 
 
 def replies(model: str, defense: str, seed: int, private: torch.Tensor) -> list[Observation]:
@@ -71,8 +70,8 @@ def main() -> None:
         for i in range(SEEDS):
             private = order[i * SIZE * EACH : (i + 1) * SIZE * EACH]
             seen = replies(options.model, defense, options.seed + i, private)
-            for way, likeness in WAYS.items():
-                attack = Identify(title=way, likeness=likeness, draws=16)
+            for way, likelihood in WAYS.items():
+                attack = Identify(title=way, likelihood=likelihood, draws=16)
                 found = attack(seen, seeds=[0] * len(seen))
                 shares[way].append(ranked(found, private, DATA).ranked_first)
         means = {way: round(sum(each) / SEEDS, 3) for way, each in shares.items()}

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, BUDGETS, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.attacks.identification import path, perpendicular, together
-from gradveil.attacks.identification.path import straight
-from gradveil.attacks.identification.updates import updates_for
+from gradveil.attacks.parts import mixture, path
+from gradveil.attacks.parts.candidate_updates import updates_for
 from gradveil.attacks.parts.objectives import OrthogonalObjective
+from gradveil.attacks.parts.path import straight
 from gradveil.auditing import Case, run_case
 from gradveil.auditing.audit import Ranking
 from gradveil.auditing.scoring import ranked
@@ -148,17 +148,17 @@ def test_the_set_behind_a_censored_batch_is_the_one_at_right_angles_to_it(option
     seen = observed(private_batches(3, 4), defense=f"censor:{options}", threat="D")
     found = attacked("identify", seen)
     assert ranked(found, torch.arange(12), SAMPLES).ranked_first == 1
-    assert max(one.objective for one in found) < perpendicular.FOUND
+    assert max(one.objective for one in found) < mixture.FOUND
 
 
 def test_where_censor_sends_the_gradient_itself_those_who_explain_it_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perpendicular, "STARTS", 100)
+    monkeypatch.setattr(mixture, "STARTS", 100)
     seen = observed(private_batches(3, 4), model="lenet", defense="censor:fallback=original", threat="D")
     assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES).ranked_first == 1
 
 
 def test_where_censor_has_come_to_rest_a_batch_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perpendicular, "STARTS", 100)
+    monkeypatch.setattr(mixture, "STARTS", 100)
     seen = observed(private_batches(3, 4), threat="D")
     rests = [replace(one, defense="censor:rounds=1") for one in seen]
     assert ranked(attacked("identify", rests), torch.arange(12), SAMPLES).ranked_first == 1
@@ -177,9 +177,9 @@ def test_a_set_is_found_among_unlike_equations() -> None:
     parts *= torch.tensor([1e-9, 1.0, 1e3, 1.0, 1.0, 1e-3])
     parts[6] = -parts[:6].sum(dim=0)
     reply = {str(number): torch.zeros(1) for number in range(6)}
-    (scores,) = perpendicular.Perpendicular(examples=7).settled(parts, [reply])
+    (scores,) = mixture.OrthogonalSets(examples=7).scores_of_all(parts, [reply])
     assert set(scores.argsort()[:7].tolist()) == set(range(7))
-    assert scores[:7].max() < perpendicular.FOUND < scores[7:].min()
+    assert scores[:7].max() < mixture.FOUND < scores[7:].min()
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(sends="delta", epochs=2, batch_size=1, lr=0.01)])
@@ -192,7 +192,7 @@ def test_an_update_of_zeros_names_nobody(recipe: Recipe) -> None:
 
 
 def test_a_long_list_is_fitted_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "FITTED", 50)
+    monkeypatch.setattr(mixture, "FITTED", 50)
     seen = observed(private_batches(2, 8), defense="noise:sigma=0.01", threat="D")
     found = attacked("identify", seen)
     assert 16 * ranked(found, torch.arange(16), SAMPLES).ranked_first >= 12

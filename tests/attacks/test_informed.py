@@ -9,16 +9,16 @@ import torch
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, Attack, Budget, Reconstruction
-from gradveil.attacks.counter import Counters
-from gradveil.attacks.informed import COUNTER_MOVES, answers
-from gradveil.attacks.informed.asking import mean, most_frequent, replies
-from gradveil.attacks.informed.bottleneck import drawn
-from gradveil.attacks.informed.moves import counter_for
-from gradveil.attacks.informed.policies import UndoPolicies
+from gradveil.attacks.against import AGAINST, WITHOUT
+from gradveil.attacks.against.ats import UndoPolicies
+from gradveil.attacks.against.graddefense import SharedValues
+from gradveil.attacks.against.precode import drawn
+from gradveil.attacks.informed import answers, counter_for
+from gradveil.attacks.parts.counter import ChannelMove, all_replies
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.trees import map_each, norm, subtract
-from gradveil.core.types import Batch, Recipe
+from gradveil.core.trees import map_each, norm, stack, subtract
+from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.defenses.ats import transformed
 from gradveil.metrics import matched, psnr
@@ -96,13 +96,17 @@ def test_what_does_not_fit_several_local_steps_is_estimated(defense: str) -> Non
     assert torch.equal(found.inputs, plain.inputs)
 
 
+def counter_moves(one: Observation) -> list[ChannelMove]:
+    counter = counter_for(one)
+    assert counter is not None
+    return [move for move in counter.moves if isinstance(move, ChannelMove)]
+
+
 def test_noise_and_clipping_are_in_units_of_what_is_sent() -> None:
     (gradient,) = observed(private_batches(1, 2), defense="noise:sigma=0.1+clip:bound=4")
     (delta,) = observed(private_batches(1, 2), defense="noise:sigma=0.1+clip:bound=4", recipe=STEPS)
     for one, variance, bound in ((gradient, 0.01, 4.0), (delta, 0.01 * 2 * 0.01**2, 4.0 * 2 * 0.01)):
-        counter = counter_for(one)
-        assert isinstance(counter, Counters)
-        noisy, clip = counter.moves[0].moves[1], counter.moves[1]  # type: ignore[attr-defined]
+        noisy, clip = counter_moves(one)
         assert float(noisy.variances(one)["fc.bias"][0]) == pytest.approx(variance)
         assert clip.bound == pytest.approx(bound)
 
@@ -111,9 +115,8 @@ def test_noise_that_momentum_takes_again_is_expected_as_often() -> None:
     recipe = Recipe(sends="delta", lr=1e-4, epochs=4, momentum=0.9)
     batches = private_batches(1, 2)
     (plain,), (noisy,) = observed(batches, recipe=recipe), observed(batches, recipe=recipe, defense="noise:sigma=0.1")
-    counter = counter_for(noisy)
-    assert isinstance(counter, Counters)
-    expected = counter.moves[0].moves[1].variances(noisy)  # type: ignore[attr-defined]
+    (move,) = counter_moves(noisy)
+    expected = move.variances(noisy)
     added = subtract(noisy.reply, plain.reply)
     entries = sum(tensor.numel() for tensor in added.values())
     assert float(norm(added)) ** 2 / entries == pytest.approx(float(expected["fc.bias"][0]), rel=0.05)
@@ -154,9 +157,18 @@ def test_what_other_defenses_in_the_group_are_changes_nothing() -> None:
     )
 
 
-def test_every_move_is_of_a_defense_and_says_what_it_does() -> None:
-    assert set(COUNTER_MOVES) <= set(DEFENSES)
-    assert all(move.sentence.startswith("It ") and move.sentence.endswith(".") for move in COUNTER_MOVES.values())
+def test_every_defense_has_somebody_against_it_or_a_reason_why_not() -> None:
+    """A new defense comes with a file in attacks/against."""
+    shipped = {name for name in DEFENSES if DEFENSES.get(name).__module__.startswith("gradveil.")}
+    assert not AGAINST.keys() & WITHOUT.keys()
+    assert AGAINST.keys() | WITHOUT.keys() == shipped
+    assert all(WITHOUT.values())
+
+
+def test_every_counter_move_says_what_it_does() -> None:
+    sentences = [known.sentence for known in AGAINST.values() if known.sentence is not None]
+    assert all(sentence.startswith("It ") and sentence.endswith(".") for sentence in sentences)
+    assert [name for name, known in AGAINST.items() if known.sentence is None] == ["censor"]
 
 
 def test_precodes_draw_is_read_off() -> None:
@@ -170,15 +182,19 @@ def asked(defense: str, times: int) -> tuple[Attack, Observation]:
     return attack, interrogated(attack, private_batches(1)[0], model="lenet:init=wide", defense=defense)
 
 
+def mean_of(seen: Observation) -> Params:
+    return map_each(lambda tensors: tensors.mean(dim=0), stack(all_replies(seen)))
+
+
 def test_noise_averages_out_over_replies() -> None:
     (plain,) = observed(private_batches(1))
     _, seen = asked("noise:sigma=0.1", 16)
     assert len(seen.earlier) == 15
-    one, all_of_them = (norm(subtract(reply, plain.reply)) for reply in (seen.reply, map_each(mean, replies(seen))))
+    one, all_of_them = (norm(subtract(reply, plain.reply)) for reply in (seen.reply, mean_of(seen)))
     assert float(all_of_them / one) == pytest.approx(1 / 4, rel=0.05)
     counter = counter_for(seen)
     assert counter is not None
-    assert torch.equal(counter.observed(seen).reply["fc.bias"], replies(seen)["fc.bias"].mean(0))
+    assert torch.equal(counter.prepare(seen).reply["fc.bias"], mean_of(seen)["fc.bias"])
 
 
 def test_noise_of_two_links_averages_out_as_well() -> None:
@@ -186,7 +202,7 @@ def test_noise_of_two_links_averages_out_as_well() -> None:
     _, seen = asked("noise:sigma=0.06+noise:sigma=0.08", 4)
     counter = counter_for(seen)
     assert counter is not None
-    left, one = (norm(subtract(reply, plain.reply)) for reply in (counter.observed(seen).reply, seen.reply))
+    left, one = (norm(subtract(reply, plain.reply)) for reply in (counter.prepare(seen).reply, seen.reply))
     assert float(left / one) == pytest.approx(1 / 2, rel=0.05)
 
 
@@ -196,7 +212,7 @@ def test_where_graddefense_did_not_repeat_itself_the_mean_is_left() -> None:
     found = counter_for(seen)
     assert found is not None
     away = {name: norm(subtract(reply, plain.reply)) for name, reply in (
-        ("one", seen.reply), ("two", found.observed(seen).reply), ("mean", map_each(mean, replies(seen)))
+        ("one", seen.reply), ("two", found.prepare(seen).reply), ("mean", mean_of(seen))
     )}  # fmt: skip
     assert away["two"] <= away["mean"] < away["one"]
 
@@ -214,7 +230,9 @@ def test_what_a_clip_makes_unreadable_is_said_to_have_no_answer() -> None:
 def test_graddefense_repeats_itself() -> None:
     (plain,) = observed(private_batches(1))
     _, seen = asked("graddefense:sigma=0.1", 16)
-    shared = map_each(most_frequent, replies(seen))
+    (move,) = counter_moves(seen)
+    assert isinstance(move, SharedValues)
+    shared = move.prepare(seen).reply
     right = sum(int((shared[name] == tensor).sum()) for name, tensor in plain.reply.items())
     assert right / sum(tensor.numel() for tensor in plain.reply.values()) > 0.95
 
@@ -233,7 +251,7 @@ def test_a_policy_is_undone_where_the_picture_shows() -> None:
     moved = transformed(private, (43, 3), torch.tensor([[1, -1], [-1, 1]]))
     (seen,) = observed(private_batches(1))
     (found,) = ATTACKS.build("informed", Budget(1, 1))([seen], seeds=[0])
-    guess = UndoPolicies(((43, 3),)).revealed(replace(found, inputs=moved), seen).inputs
+    guess = UndoPolicies(((43, 3),)).finish(replace(found, inputs=moved), seen).inputs
     again = transformed(guess, (43, 3), torch.tensor([[1, -1], [-1, 1]]))
     assert float((again - moved).abs().mean()) < 0.02
     assert float((guess - private).square().mean()) < 0.5 * float((moved - private).square().mean())

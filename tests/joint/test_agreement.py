@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from exchanges import SAMPLES, observed, private_batches
 from gradveil import joint
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.identification import updates
+from gradveil.attacks.parts import candidate_updates as updates
 from gradveil.attacks.parts.matching import Matching
 from gradveil.core.trees import detached, norm, subtract
 from gradveil.core.types import Batch, Params

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.attacks.informed import COUNTER_MOVES
+from gradveil.attacks.against import AGAINST
 from gradveil.auditing import Case, Row, read_audit, run_case
 from gradveil.core.errors import BadFileError
 from gradveil.report.words import NO_MOVE, NOT_TOLD, NOT_TRIED, counter_moves
@@ -27,8 +27,8 @@ def test_each_link_of_a_chain_gets_its_sentence(tmp_path: Path) -> None:
     said = dict(counter_moves(rows))
     assert list(said) == [chain, "censor"]
     assert said[chain] == [
-        ("sparsify", COUNTER_MOVES["sparsify"].sentence),
-        ("noise:sigma=0.1", COUNTER_MOVES["noise"].sentence),
+        ("sparsify", AGAINST["sparsify"].sentence),
+        ("noise:sigma=0.1", AGAINST["noise"].sentence),
     ]
     assert said["censor"] == [("censor", NO_MOVE)]
 

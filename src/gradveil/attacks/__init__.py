@@ -1,6 +1,6 @@
 """Attacks. Importing this package registers all of them."""
 
-from gradveil.attacks import active, identification, informed  # noqa: F401  (each registers its own)
+from gradveil.attacks import active, against, identify, informed  # noqa: F401  (each registers its own)
 from gradveil.attacks.analytic import Analytic
 from gradveil.attacks.base import (
     ATTACKS,

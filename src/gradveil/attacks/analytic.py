@@ -21,6 +21,8 @@ from gradveil.core.types import Domain
 from gradveil.models import Fronted, Normalize, first_layer
 from gradveil.threat.observation import Observation
 
+GRAY = 0.5
+
 
 @ATTACKS.register("analytic")
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,7 @@ def readable_layer(module: nn.Module, domain: Domain, attack: str) -> str:
 
 def readout(weight: Tensor, bias: Tensor, one: Observation) -> Tensor:
     """Gradients of rows [..., features] over those of their biases [...] as inputs [..., C, H, W]; NaN where idle."""
-    quotient = weight / torch.where(bias == 0, torch.nan, bias).unsqueeze(-1)
-    inputs: Tensor = quotient.unflatten(-1, one.domain.shape)  # type: ignore[no-untyped-call]
+    inputs: Tensor = entered(weight, bias).unflatten(-1, one.domain.shape)  # type: ignore[no-untyped-call]
     scaling = normalization(one.module)
     return inputs if scaling is None else inputs * scaling.std.to(inputs.device) + scaling.mean.to(inputs.device)
 
@@ -76,3 +77,13 @@ def normalization(module: nn.Module) -> Normalize | None:
     if isinstance(module, Fronted):  # the model normalises what the front passes on
         return None
     return next((layer for layer in module.modules() if isinstance(layer, Normalize)), None)
+
+
+def entered(weight: Tensor, bias: Tensor) -> Tensor:
+    """What entered a linear layer: gradients of rows [..., features] over those of their biases; NaN where idle."""
+    return weight / torch.where(bias == 0, torch.nan, bias).unsqueeze(-1)
+
+
+def on_gray(images: Tensor, size: int) -> Tensor:
+    """[size, ...]: images [m, ...], and plain gray where nothing was found."""
+    return torch.cat([images, images.new_full((size - len(images), *images.shape[1:]), GRAY)])

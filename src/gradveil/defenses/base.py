@@ -238,13 +238,6 @@ class Defense:
         """Change what leaves the client."""
         return update
 
-    def sample_reply(self, update: Params, drawn: Params) -> Params | None:  # noqa: ARG002
-        """How an attacker who knows this defense imitates one draw of it, from N(0, 1) entries; None if it draws none.
-
-        Differentiable in the update, and safe under vmap.
-        """
-        return None
-
 
 class Transform(Defense):
     """A defense that needs nothing but the tensors: on every local gradient, or once on the outgoing update."""

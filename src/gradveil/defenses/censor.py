@@ -76,16 +76,6 @@ class Censor(Defense):
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.censored(gradient, step, self._public_pool(step))
 
-    def sample_reply(self, update: Params, drawn: Params) -> Params | None:
-        """One trial: orthogonal to the update in every tensor, and of its length."""
-
-        def orthogonal(g: Tensor, r: Tensor) -> Tensor:
-            square = g.square().sum() + 1e-20
-            left = r - (r * g).sum() / square * g
-            return left * (square / (left.square().sum() + 1e-20)).sqrt()
-
-        return map_each(orthogonal, update, drawn)
-
     def _public_pool(self, step: Step) -> Batch | None:
         active = self.rounds is None or step.round_number <= self.rounds
         if "public" not in (self.source, self.norms) or not active:

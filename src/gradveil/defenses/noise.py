@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from gradveil.core.streams import Kind, Stream
-from gradveil.core.trees import add
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, At, Log, Transform
 
@@ -25,6 +24,3 @@ class Noise(Transform):
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         return rng.noised(tree, self.sigma, self.kind)
-
-    def sample_reply(self, update: Params, drawn: Params) -> Params | None:
-        return add(update, drawn, self.sigma)

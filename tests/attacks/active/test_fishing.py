@@ -7,8 +7,7 @@ import torch
 
 from exchanges import FEDSGD, SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.active.answers import Answers
-from gradveil.attacks.active.fishing import Fishing, Gate, raised
+from gradveil.attacks.active.fishing import ClientReplies, Fishing, Gate, raised
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
@@ -37,8 +36,8 @@ def fishing(spec: str = "fishing", budget: Budget = Budget(1, 1)) -> Fishing:  #
     return attack
 
 
-def asked(seen: Observation, attack: Fishing) -> Answers:
-    return Answers([*seen.earlier, seen], attack.target)
+def asked(seen: Observation, attack: Fishing) -> ClientReplies:
+    return ClientReplies([*seen.earlier, seen], attack.target)
 
 
 def alone(attack: Fishing, seen: Observation, batch: Batch, recipe: Recipe = FEDSGD) -> list[Params]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from exchanges import SAMPLES, observed, private_batches
 from gradveil import models
 from gradveil.attacks import ATTACKS, Attack, Budget, Server
-from gradveil.attacks.active.queries import direction, edges
+from gradveil.attacks.active.imprint import direction, edges
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load

@@ -6,6 +6,10 @@ called the target, y whether it is. The first question, with no row at all, coun
 what is left are the examples of the target class, which is enough if there is one. For several, the third sends a row
 that tells the target class from the batch, again with p zero, and the next ones open that gate: an example above the
 cut has p = 1, and the difference to the third holds those examples alone. The cut rises until one is left.
+
+Everything is read off the gradient of the classifier. With the bias as one more column, row k of it is the mean over
+the batch of (p_k - [k is the label]) (h, 1), for representations h. Fishing chooses p, the same for all examples or one
+of two values, so rows give sums of h and counts of examples, exactly.
 """
 
 from __future__ import annotations
@@ -13,17 +17,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradveil.attacks.active.answers import Answers
+from gradveil.attacks.analytic import on_gray
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
-from gradveil.core.types import Recipe
+from gradveil.core.trees import scaled, subtract
+from gradveil.core.types import Params, Recipe
 from gradveil.models import classifier
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -36,6 +43,10 @@ _SOME = 0.5
 """Fewer examples than this above a cut are none: such a gate says what the closed one says."""
 _CLEAR = 3.0
 """How far above the cut, in scores, one example has to lie."""
+_ROUNDING = 3e-6
+"""As a share of a mean representation: what two that are the same differ by."""
+_STEEP = 300.0
+"""How many levels of a drawn feature the length of the mean is: examples of a class differ by a part of that."""
 
 Strategy = Literal["auto", "class", "feature"]
 
@@ -46,6 +57,115 @@ class Gate(NamedTuple):
     cut: float
     above: float
     level: float
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A direction of representations, scaled so that the batch's mean lies at 0 and the mean of the target at 1."""
+
+    along: Tensor
+    origin: Tensor
+
+    def level(self, representation: Tensor) -> float:
+        return float(self.along @ representation - self.origin)
+
+
+class ClientReplies:
+    """The replies of one client, in the order of the questions: all rows zero, class, closed gate, gates."""
+
+    def __init__(self, replies: Sequence[Observation], target: int | None) -> None:
+        self.replies = [explained(one, "averaged") for one in replies]
+        self.size = self.replies[0].batch_size or 1
+        self._wanted = target
+
+    def __len__(self) -> int:
+        return len(self.replies)
+
+    @cached_property
+    def names(self) -> tuple[str, str]:
+        """The classifier's weight and bias."""
+        layer = classifier(self.replies[0].module, self.replies[0].domain)
+        return f"{layer}.weight", f"{layer}.bias"
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """[classes] of int64: examples of each class, which add up to the batch; from the first reply.
+
+        All rows zero make every p one over the number of classes, and the bias gradient that less the share of the
+        class.
+        """
+        errors = self.replies[0].reply[self.names[1]]
+        owed = (1 / len(errors) - errors).clamp(min=0) + 1e-9
+        owed = self.size * owed / owed.sum()
+        whole = (owed + 1e-3).floor()
+        missing = self.size - int(whole.sum())
+        most_owed = (owed - whole).argsort(descending=True, stable=True)
+        return whole.scatter_add(0, most_owed[: max(0, missing)], torch.ones_like(whole)).long()
+
+    @cached_property
+    def target(self) -> int:
+        """The class that is fished for: the one asked for, or the rarest there is."""
+        if self._wanted is not None:
+            return self._wanted
+        return int(self.counts.where(self.counts > 0, self.size + 1).argmin())
+
+    def row(self, number: int) -> Tensor:
+        """[features + 1]: the target's row of one reply, the bias last."""
+        weight, bias = (self.replies[number].reply[name][self.target] for name in self.names)
+        return torch.cat([weight, bias[None]])
+
+    @cached_property
+    def of_target(self) -> int:
+        """Examples of the target class, by the second reply: there p is zero, and only they are left in the row."""
+        return round(-self.size * float(self.row(1)[-1]))
+
+    @cached_property
+    def feature(self) -> Feature:
+        """From the mean of the batch to the mean of the target class. The first two replies give both means.
+
+        Where the batch is of one class they differ by rounding, which is no direction: then any that is drawn will do.
+        """
+        classes = len(self.replies[0].reply[self.names[1]])
+        batch = classes * (self.row(0) - self.row(1))[:-1]
+        own = self.row(1)[:-1] / self.row(1)[-1]
+        apart = own - batch
+        if apart.norm() <= _ROUNDING * own.norm():
+            drawn = own * torch.randn(len(own), generator=generator(0, "feature")).to(own)
+            along = _STEEP * len(own) ** 0.5 * drawn / own.square().sum()
+            return Feature(along, along @ own - 1)
+        along = apart / apart.square().sum()
+        return Feature(along, along @ batch)
+
+    def caught(self, number: int) -> tuple[float, float]:
+        """How many examples lie above the cut of a gate, and their mean level; not whole where a gate half opens."""
+        opened = self.row(number) - self.row(2)
+        return self.size * float(opened[-1]), self.feature.level(opened[:-1] / opened[-1])
+
+    @property
+    def gates(self) -> range:
+        """Numbers of the replies to gates."""
+        return range(3, len(self.replies))
+
+    def above(self, gate: int) -> tuple[Observation, Params]:
+        """The closed gate, and what one example replies to it, if it alone lies above the cut of another.
+
+        The two replies differ in those examples only; their labels, which move both alike, cancel out.
+        """
+        return self.replies[2], scaled(subtract(self.replies[2].reply, self.replies[gate].reply), self.size)
+
+    def of_class(self) -> tuple[Observation, Params]:
+        """The class question, and the mean of what the examples of the target class reply to it alone.
+
+        The other rows hold the whole batch, but what they would hold without it follows from the target's: they share
+        evenly what it loses.
+        """
+        mean = scaled(self.replies[1].reply, self.size / max(1, self.of_target))
+        for name in self.names:
+            own = mean[name][self.target]
+            rows = (-own / (len(mean[name]) - 1)).expand_as(mean[name]).clone()
+            rows[self.target] = own
+            mean[name] = rows
+        return self.replies[1], mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,32 +185,32 @@ class Fishing(Attack):
             raise GradveilError(f"attack fishing: target={self.target}, but there are {server.domain.classes} classes")
         if not history:
             return _with_one_row(server, 0, torch.zeros_like(server.sent[weight][0]), 0.0)
-        answers = Answers(history, self.target)
-        target = answers.target
-        if len(answers) == 1:
+        replies = ClientReplies(history, self.target)
+        target = replies.target
+        if len(replies) == 1:
             kept, closed = server.sent[weight][target], float(server.sent[bias][target]) - _CLOSED
             return _with_one_row(server, target, self.boost * kept, self.boost * closed)
-        cut, feature = self._next_cut(answers), answers.feature
+        cut, feature = self._next_cut(replies), replies.feature
         if cut is None:
             return None
         half = math.log(server.domain.classes - 1) - self.boost * (float(feature.origin) + cut)
         return _with_one_row(server, target, self.boost * feature.along, half)
 
-    def _next_cut(self, answers: Answers) -> float | None:
+    def _next_cut(self, replies: ClientReplies) -> float | None:
         """Where the next gate cuts, in levels of the feature; None if there is nothing more to ask."""
-        if len(answers) == 2:
-            several = self.strategy == "feature" or (self.strategy == "auto" and answers.of_target > 1)
-            return _CLOSED if several and bool(answers.feature.along.isfinite().all()) else None
-        gates = self._gates(answers)
-        if len(answers) >= self.queries or (gates and self._single(gates[-1])):
+        if len(replies) == 2:
+            several = self.strategy == "feature" or (self.strategy == "auto" and replies.of_target > 1)
+            return _CLOSED if several and bool(replies.feature.along.isfinite().all()) else None
+        gates = self._gates(replies)
+        if len(replies) >= self.queries or (gates and self._single(gates[-1])):
             return None
         return raised(gates)
 
-    def _gates(self, answers: Answers) -> list[Gate]:
+    def _gates(self, replies: ClientReplies) -> list[Gate]:
         """The gates asked so far: each follows from those before it."""
         gates: list[Gate] = []
-        for number in answers.gates:
-            gates.append(Gate(raised(gates), *answers.caught(number)))
+        for number in replies.gates:
+            gates.append(Gate(raised(gates), *replies.caught(number)))
         return gates
 
     def _single(self, gate: Gate) -> bool:
@@ -103,12 +223,12 @@ class Fishing(Attack):
 
     def isolated(self, seen: Observation) -> Observation:
         """What the client would have replied to one of the questions had its batch been one example."""
-        answers = self._answers(seen)
-        gates = self._gates(answers)
+        replies = self._replies(seen)
+        gates = self._gates(replies)
         caught = [i for i, gate in enumerate(gates) if gate.above > _SOME]
         best = min(caught, key=lambda i: (not self._single(gates[i]), abs(gates[i].above - 1)), default=None)
-        asked, gradient = answers.of_class() if best is None else answers.above(answers.gates[best])
-        label = torch.tensor([answers.target], device=next(iter(gradient.values())).device)
+        asked, gradient = replies.of_class() if best is None else replies.above(replies.gates[best])
+        label = torch.tensor([replies.target], device=next(iter(gradient.values())).device)
         recipe = None if asked.recipe is None else Recipe(lr=asked.recipe.lr, train_mode=asked.recipe.train_mode)
         return replace(
             asked,
@@ -121,24 +241,24 @@ class Fishing(Attack):
             earlier=(),
         )
 
-    def _answers(self, seen: Observation) -> Answers:
+    def _replies(self, seen: Observation) -> ClientReplies:
         if not seen.earlier:
             raise GradveilError(
                 "attack 'fishing' reads replies to its own questions, and this broadcast is none of them"
             )
-        return Answers([*seen.earlier, seen], self.target)
+        return ClientReplies([*seen.earlier, seen], self.target)
 
     def _placed(self, found: Reconstruction, seen: Observation) -> Reconstruction:
         """The image among the labels that were counted, at the first place of its class."""
-        answers = self._answers(seen)
-        labels = torch.arange(len(answers.counts)).repeat_interleave(answers.counts.cpu())
+        replies = self._replies(seen)
+        labels = torch.arange(len(replies.counts)).repeat_interleave(replies.counts.cpu())
         if seen.labels is not None:
             labels = seen.labels.cpu()
-        if not bool((labels == answers.target).any()):
-            nothing = torch.full((len(labels), *found.inputs.shape[1:]), 0.5)
-            return replace(found, inputs=nothing, labels=labels, strategy=f"no image of class {answers.target}")
-        questions = f"{found.strategy}, after {len(answers)} questions"
-        return replace(amid_gray(found, labels, answers.target), strategy=questions)
+        if not bool((labels == replies.target).any()):
+            nothing = on_gray(found.inputs[:0], len(labels))
+            return replace(found, inputs=nothing, labels=labels, strategy=f"no image of class {replies.target}")
+        questions = f"{found.strategy}, after {len(replies)} questions"
+        return replace(amid_gray(found, labels, replies.target), strategy=questions)
 
     def prior_only(self) -> Attack | None:
         alone = self.then.prior_only()
@@ -163,7 +283,7 @@ class Unaided(Attack):
 def amid_gray(found: Reconstruction, labels: Tensor, label: int) -> Reconstruction:
     """One image at the first place of its label (the very first if it has none), and gray at all others."""
     place = int((labels == label).int().argmax())
-    inputs = torch.full((len(labels), *found.inputs.shape[1:]), 0.5)
+    inputs = on_gray(found.inputs[:0], len(labels))
     inputs[place] = found.inputs[0]
     return replace(found, inputs=inputs, labels=labels)
 

@@ -4,11 +4,13 @@ All rows ask the same number of an input, and row k is active if the answer is a
 weights is then the sum over those inputs of d x, that of its bias the sum of d, with d the same for all rows: two rows
 in turn differ by what lies between their thresholds, and if that is one input, the quotient of the differences is that
 input. A hard-tanh that is only active inside the bin needs no differences, and so survives several local steps.
+Thresholds part inputs into bins of equal share.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,21 +18,29 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradveil.attacks.active.queries import Quantiles, Query, direction, edges
+from gradveil.attacks.analytic import GRAY, entered, on_gray
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
-from gradveil.core.types import Params
+from gradveil.core.seeding import generator
+from gradveil.core.types import Domain, Params
 from gradveil.models import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
+
+Query = Literal["mean", "dct", "random"]
+Quantiles = Literal["public", "normal", "laplace"]
 
 WEIGHT, BIAS = "front.query.weight", "front.query.bias"
 _ROUNDING = 8
 """Differences of rows of less than so many units in the last place are rounding, not inputs."""
 _MOST = 0.75
-_GRAY = 0.5
+NEIGHBORS = 0.93
+"""Correlation of neighboring pixels that is assumed where there is no public data, as in CIFAR-10."""
+_GRID = 4096
+_TINY = 1e-6
+"""Public images may all give the same answer."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,7 @@ class Imprinting(Attack):
             "query.weight": self.gain * asked.double().flatten() / width[:, None],
             "query.bias": -self.gain * below / width,
             "back.weight": (flat / self.gain).expand(pixels, self.bins),
-            "back.bias": (_GRAY - flat * (black + white) / 2).expand(pixels),
+            "back.bias": (GRAY - flat * (black + white) / 2).expand(pixels),
         }
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
@@ -99,15 +109,16 @@ class Imprinting(Attack):
         found = (bias.abs() > smallest) * weight.mean(dim=2).abs()
         strongest = found.topk(min(size, found.shape[1]), dim=1)
         rows = strongest.indices
-        pictures = _picked(weight, rows) / bias.gather(1, rows)[:, :, None]
-        pictures = pictures.nan_to_num() * _scale(pictures.nan_to_num(), rows, seen[0].sent, front.ceiling)
-        pictures = pictures.where(strongest.values[:, :, None] > 0, _GRAY).clamp(0, 1)
-        inputs = _filled(pictures, size).view(len(seen), size, *seen[0].domain.shape)
+        picked = weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2]))
+        pictures = entered(picked, bias.gather(1, rows)).nan_to_num()
+        pictures = pictures * _scale(pictures, rows, seen[0].sent, front.ceiling)
+        pictures = pictures.where(strongest.values[:, :, None] > 0, GRAY).clamp(0, 1)
+        inputs = [on_gray(found, size).view(size, *seen[0].domain.shape).cpu() for found in pictures]
         missing = 1 - (strongest.values > 0).sum(dim=1) / size
         labels = infer_labels(seen, size)
         return [
             Reconstruction(
-                inputs=inputs[i].cpu(),
+                inputs=inputs[i],
                 labels=labels[i].cpu(),
                 objective=float(missing[i]),
                 objectives=(float(missing[i]),),
@@ -152,14 +163,67 @@ def _scale(pictures: Tensor, rows: Tensor, sent: Params, ceiling: float | None) 
     return torch.where(fitting[:, :1] >= _MOST * best, 1.0, middle)[:, :, None]
 
 
-def _picked(weight: Tensor, rows: Tensor) -> Tensor:
-    return weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2]))
+def direction(query: Query, domain: Domain, seed: int) -> Tensor:
+    """[C, H, W]: the number asked of an input is its product with this.
+
+    ``mean`` is the brightness; ``dct`` how much brighter the left side is than the right, the lowest cosine; ``random``
+    a direction that is orthogonal to the brightness of every channel.
+    """
+    pixels = math.prod(domain.shape)
+    if query == "mean":
+        return torch.full(domain.shape, 1 / pixels)
+    if query == "dct":
+        wave = torch.cos(math.pi * (torch.arange(domain.width) + 0.5) / domain.width)
+        return wave.expand(domain.shape) / pixels
+    drawn = torch.randn(domain.shape, generator=generator(seed, "imprint query"))
+    centered = drawn - drawn.mean(dim=(1, 2), keepdim=True)
+    return torch.nn.functional.normalize(centered.flatten(), dim=0).view(domain.shape)
 
 
-def _filled(pictures: Tensor, size: int) -> Tensor:
-    """[n, size, pixels]: plain gray for inputs that there were too few bins for."""
-    lacking = size - pictures.shape[1]
-    return torch.nn.functional.pad(pictures, (0, 0, 0, lacking), value=_GRAY)
+def edges(asked: Tensor, bins: int, quantiles: Quantiles, domain: Domain, public: Tensor | None) -> Tensor:
+    """[bins + 1], rising: between two of them lies an equal share of inputs, and none in [0, 1] is outside.
+
+    ``asked`` is a direction [C, H, W], ``public`` are inputs [n, C, H, W].
+    """
+    shares = torch.arange(1, bins, dtype=torch.float64) / bins
+    if quantiles == "public":
+        if public is None or len(public) < 2:
+            raise GradveilError("attack 'imprint' needs public images for quantiles=public: or write quantiles=normal")
+        inner = _blurred_quantiles((public.cpu() * asked).double().sum(dim=(1, 2, 3)), shares)
+    else:
+        center, spread = _assumed(asked.double(), domain)
+        inner = center + spread * (torch.special.ndtri(shares) if quantiles == "normal" else _laplace(shares))
+    least, greatest = asked.clamp(max=0).sum().double(), asked.clamp(min=0).sum().double()
+    margin = (greatest - least) / bins  # bins beyond what an input can answer stay empty, but have a width
+    first, last = torch.minimum(least, inner[0] - margin), torch.maximum(greatest, inner[-1] + margin)
+    return torch.cat([first.view(1), inner, last.view(1)])
+
+
+def _blurred_quantiles(values: Tensor, shares: Tensor) -> Tensor:
+    """Quantiles of few values [n], each blurred by a Gaussian of Silverman's width: bins reach beyond those seen."""
+    width = 1.06 * values.std().clamp(min=_TINY) * len(values) ** -0.2
+    grid = torch.linspace(float(values.min() - 4 * width), float(values.max() + 4 * width), _GRID, dtype=values.dtype)
+    below = torch.special.ndtr((grid[:, None] - values) / width).mean(dim=1)
+    after = torch.searchsorted(below, shares).clamp(1, _GRID - 1)
+    rest = (shares - below[after - 1]) / (below[after] - below[after - 1])
+    return torch.lerp(grid[after - 1], grid[after], rest)
+
+
+def _assumed(asked: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the answers, if pixels have the domain's and correlate less the farther apart.
+
+    The correlation falls by the factor ``NEIGHBORS`` with every step across or down; channels rise and fall together.
+    """
+    mean, std = (torch.tensor(values, dtype=asked.dtype).view(-1, 1, 1) for values in (domain.mean, domain.std))
+    places = [torch.arange(side) for side in (domain.height, domain.width)]
+    down, across = (NEIGHBORS ** (place[:, None] - place).abs().to(asked) for place in places)
+    together = (asked * std).sum(dim=0)
+    return (asked * mean).sum(), (together * (down @ together @ across)).sum().sqrt()
+
+
+def _laplace(shares: Tensor) -> Tensor:
+    """Quantiles of a Laplace distribution of variance 1."""
+    return (shares - 0.5).sign() * -torch.log1p(-2 * (shares - 0.5).abs()) / math.sqrt(2)
 
 
 @ATTACKS.register("imprint")

@@ -13,7 +13,7 @@ MOST = 100
 """Questions to one client after which something must be wrong with the attack."""
 
 Answer = Callable[[Crafted, int], Observation]
-"""(what was sent, the how manieth question from 0) -> what is seen of the client's reply."""
+"""(what was sent, the number of the question, from 0) -> what is seen of the client's reply."""
 
 
 def interrogate(attack: Attack, server: Server, clients: Sequence[Answer], seed: int) -> list[Observation]:

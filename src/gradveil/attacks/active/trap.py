@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradveil.attacks.analytic import normalization, readable_layer, readout
+from gradveil.attacks.analytic import normalization, on_gray, readable_layer, readout
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.updates import explained
@@ -100,10 +100,9 @@ def most_credible(images: Tensor, count: int) -> Tensor:
 
 def _reconstruction(found: Tensor, labels: Tensor) -> Reconstruction:
     """What was read, and gray where nothing was."""
-    unread = torch.full((len(labels) - len(found), *found.shape[1:]), 0.5, device=found.device)
     own = 0.0 if len(found) else float("inf")
     return Reconstruction(
-        inputs=torch.cat([found.clamp(0, 1), unread]).cpu(),
+        inputs=on_gray(found.clamp(0, 1), len(labels)).cpu(),
         labels=labels.cpu(),
         objective=own,
         objectives=(own,),

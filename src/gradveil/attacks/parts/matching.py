@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from gradveil.attacks.aware import cut_tensors, estimated
 from gradveil.attacks.base import BUDGETS, Attack, Budget, Reconstruction
-from gradveil.attacks.counter import Counter
 from gradveil.attacks.engine import (
     Batched,
     Evaluate,
@@ -31,7 +29,8 @@ from gradveil.attacks.engine import (
     plan_for,
     ways_of,
 )
-from gradveil.attacks.eot import Averaged
+from gradveil.attacks.parts.channel import cut_tensors, estimated
+from gradveil.attacks.parts.counter import Averaged, CounterMove
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.objectives import Objective, Regulariser
 from gradveil.attacks.parts.priors import Pixels, Prior
@@ -86,7 +85,7 @@ class Matching(Attack):
 
     budget: Budget = BUDGETS["standard"]
     """How hard it tries where its own options do not say."""
-    counter: Counter | None = None
+    counter: CounterMove | None = None
     """What is changed because the defense is known."""
     without_update: bool = False
     """The prior alone: the same search, no update."""
@@ -307,7 +306,7 @@ class _Batch:
         if attack.aware:
             given |= estimated(seen)
         if attack.counter is not None:
-            given |= tree_map(lambda *tensors: torch.stack(tensors), *(attack.counter.known(other) for other in seen))
+            given |= tree_map(lambda *tensors: torch.stack(tensors), *(attack.counter.extra(other) for other in seen))
         if attack.statistics and one.statistics is not None:
             given["statistics"] = stack([other.statistics or {} for other in seen])
         given["squares"] = squares(given["reply"])

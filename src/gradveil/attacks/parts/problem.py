@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, jvp, vmap
 
 from gradveil import joint
-from gradveil.attacks.aware import AsDefended, as_defended, as_trusted
-from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import Batched, Given, Single
-from gradveil.attacks.eot import Averaged
+from gradveil.attacks.parts.channel import AsDefended, as_defended, as_trusted
+from gradveil.attacks.parts.counter import Averaged, BatchedMoves, CounterMove
 from gradveil.attacks.parts.objectives import Objective, OfMoments, Regulariser, per_problem
 from gradveil.attacks.parts.priors import Prior
 from gradveil.attacks.parts.updates import between
@@ -35,7 +34,7 @@ class UpdateDistance:
     objective: Objective
     aware: bool = False
     """Treat candidates as the update looks to have been treated."""
-    counter: Counter | None = None
+    counter: CounterMove | None = None
     """What is changed because the defense is known; it goes before what is estimated."""
     averaged: Averaged | None = None
     """The mean over draws of a random defense."""
@@ -50,7 +49,7 @@ class UpdateDistance:
     def _one(self, update: Params, given: Given) -> Tensor:
         reply: Params = given["reply"]
         if self.counter is not None:
-            own, reply = self.counter.compared(update, reply)
+            own, reply = self.counter.pair(update, reply)
             if "weights" in given:
                 own, reply = (map_each(torch.mul, tree, given["weights"]) for tree in (own, reply))
             away = self.objective(own, reply)
@@ -84,7 +83,7 @@ class UpdateDistance:
         if self.averaged is not None:
             return False
         if self.counter is not None:
-            return isinstance(self.counter, Each) and self.counter.kind() is None
+            return isinstance(self.counter, BatchedMoves) and self.counter.kind() is None
         return not self.aware
 
     def by_moments(

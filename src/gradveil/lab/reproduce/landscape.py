@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil import models
-from gradveil.attacks.aware import as_defended, as_trusted, estimated
 from gradveil.attacks.generative import SHIPPED
+from gradveil.attacks.parts.channel import as_defended, as_trusted, estimated
 from gradveil.attacks.parts.objectives import Squared
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError, NotAvailableError

@@ -1,15 +1,17 @@
-"""What a defense did, estimated from the update alone, so that a candidate's update can be treated the same way.
+"""What a defense did between a client's gradient and its reply, as far as the adversary knows it.
 
-An update that was clipped layer by layer has several layers of exactly the same norm, the largest. One that was
-sparsified has the same share of zeros in every large tensor. Soteria leaves whole columns of the classifier at zero.
-Noise spreads the entries of many tensors by the same amount, whatever their gradients are. What is not found is taken
-for not done. Columns behind ReLUs that no example drives are zero too, and are taken for left out: on an undefended
-update candidates are then compared without them.
+From the update alone it can be estimated. An update that was clipped layer by layer has several layers of exactly the
+same norm, the largest. One that was sparsified has the same share of zeros in every large tensor. Soteria leaves whole
+columns of the classifier at zero. Noise spreads the entries of many tensors by the same amount, whatever their
+gradients are. What is not found is taken for not done. Columns behind ReLUs that no example drives are zero too, and
+are taken for left out: on an undefended update candidates are then compared without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +22,9 @@ from gradveil.core.types import Params
 from gradveil.joint.moments import Moments
 from gradveil.threat.observation import Observation
 
+Per = Literal["tensor", "update", "example"]
+"""What is clipped: each tensor, all of them together, or the gradient of each example."""
+
 _LARGE = 100
 """Entries from which on a tensor's share of zeros means something."""
 _MANY = 400
@@ -28,8 +33,69 @@ _SAME_SPREAD = 0.1
 _SAME_NORM = 1e-4
 _SAME_SHARE = 0.02
 _FEWEST_ZEROS = 0.05
-UNBOUNDED = 1e15
+_UNBOUNDED = 1e15
 """Stands for no clip: a bound that divides and multiplies like any other."""
+
+
+class Span(NamedTuple):
+    """A linear layer whose input still lies in the span of the rows of its gradient."""
+
+    weight: str
+    """The name of the layer's weights."""
+    examples: int
+    """How many examples the gradient is of, private and added ones."""
+
+
+class RightAngle(NamedTuple):
+    """The gradient was replaced by a random direction at right angles to it, as CENSOR does."""
+
+    whole: bool = False
+    """All tensors are one vector; else each tensor is at right angles by itself."""
+    spread: float | None = 0.0
+    """Deviation of the log of the norms from those of the gradient; None where they say nothing."""
+    released: bool = False
+    """The projection leaves 1 - ||g|| times what a random direction has along the gradient."""
+    plain: bool = False
+    """The gradient itself may have been sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """What one defense did to a gradient, known or estimated. By default nothing."""
+
+    bound: float | None = None
+    """Scaled to at most this norm."""
+    per: Per = "tensor"
+    noise: float | None = None
+    """The variance of noise that was added to every entry."""
+    noise_by_tensor: Mapping[str, float] = field(default_factory=dict)
+    """The same, by tensor, on the entries that were sent."""
+    sometimes: float | None = None
+    """The variance of noise that was added to some of the pieces, and nobody knows which."""
+    pieces: Callable[[], Mapping[str, list[int]]] | None = None
+    """How many entries each piece of a tensor has; a function, because to compute them takes passes of the model."""
+    scaled: bool = False
+    """Pieces may have been scaled, each by a factor that is not known."""
+    counted: tuple[float, ...] = (1.0,)
+    """By what each defended gradient was multiplied in what was sent: one number for each local step."""
+    zeroed: frozenset[str] = frozenset()
+    """Tensors of which entries were set to zero."""
+    largest: bool = False
+    """The entries that are left are the largest of their tensor."""
+    span: Span | None = None
+    right_angle: RightAngle | None = None
+    draw: Callable[[Params, Params], Params] | None = None
+    """One draw of the defense, from an update and N(0, 1) entries; differentiable, and safe under vmap."""
+
+    @property
+    def noisy(self) -> bool:
+        return self.noise is not None or self.sometimes is not None or bool(self.noise_by_tensor)
+
+
+def estimate(reply: Params) -> Channel:
+    """The channel that an update went through, from the update alone."""
+    variance = noise_level(reply) ** 2
+    return Channel(bound=clip_bound(reply), noise=variance or None, zeroed=frozenset(cut_tensors(reply)))
 
 
 def estimated(seen: Sequence[Observation]) -> Given:
@@ -37,16 +103,16 @@ def estimated(seen: Sequence[Observation]) -> Given:
 
     Where nothing was cut down in any, nothing is said of it.
     """
-    device = next(iter(seen[0].reply.values())).device
-    bounds = [clip_bound(one.reply) for one in seen]
-    trust = [trusts(one.reply) for one in seen]
-    cut = [cut_tensors(one.reply) for one in seen]
+    names, device = list(seen[0].reply), next(iter(seen[0].reply.values())).device
+    channels = [estimate(one.reply) for one in seen]
+    trust = [trusts(one.reply, channel.noise or 0.0) for one, channel in zip(seen, channels, strict=True)]
+    bounds = [_UNBOUNDED if channel.bound is None else channel.bound for channel in channels]
     found: Given = {
-        "trust": {name: torch.tensor([one[name] for one in trust], device=device) for name in seen[0].reply},
+        "trust": {name: torch.tensor([one[name] for one in trust], device=device) for name in names},
         "bound": torch.tensor(bounds, device=device),
     }
-    if any(cut):
-        found["cut"] = {name: torch.tensor([name in one for one in cut], device=device) for name in seen[0].reply}
+    if any(channel.zeroed for channel in channels):
+        found["cut"] = {name: torch.tensor([name in one.zeroed for one in channels], device=device) for name in names}
     return found
 
 
@@ -100,21 +166,20 @@ def noise_level(update: Params) -> float:
     return float(spreads[alike].mean()) if int(alike.sum()) * 3 >= len(large) and int(alike.sum()) >= 2 else 0.0
 
 
-def trusts(update: Params) -> dict[str, float]:
-    """By tensor the share of its square that noise does not explain (Wiener's rule), 1 where there is no noise."""
-    variance = noise_level(update) ** 2
+def trusts(update: Params, variance: float) -> dict[str, float]:
+    """By tensor the share of its square that noise of this variance does not explain (Wiener's rule)."""
     if variance == 0:
         return dict.fromkeys(update, 1.0)
     explained = {name: variance * t.numel() / max(float(t.square().sum()), 1e-30) for name, t in update.items()}
     return {name: max(0.0, 1 - share) for name, share in explained.items()}
 
 
-def clip_bound(update: Params) -> float:
-    """The bound to which the layers of an update were clipped, UNBOUNDED if they do not look clipped."""
+def clip_bound(update: Params) -> float | None:
+    """The bound to which the layers of an update were clipped, None if they do not look clipped."""
     norms = torch.stack([tensor.norm() for tensor in update.values()])
     largest = norms.max()
     alike = (norms - largest).abs() <= _SAME_NORM * largest
-    return float(largest) if int(alike.sum()) >= 2 else UNBOUNDED
+    return float(largest) if int(alike.sum()) >= 2 else None
 
 
 def cut_tensors(update: Params) -> set[str]:

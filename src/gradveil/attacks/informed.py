@@ -6,16 +6,38 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
-from gradveil.attacks.counter import Counter, Each
 from gradveil.attacks.engine import Precision, Strategy
-from gradveil.attacks.informed.moves import counter_for
+from gradveil.attacks.parts.counter import AGAINST, BatchedMoves, CounterMove, CounterMoves
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.parts.updates import Explanation
 from gradveil.attacks.pixels import InvertingGradients
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
+from gradveil.core.registry import split_spec
+from gradveil.defenses import DEFENSES
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
+
+
+def counter_for(one: Observation) -> CounterMoves | None:
+    """The counter-moves against the known defense; None if it is unknown or has none, after so many local steps."""
+    moves = [move for _, move in _moves(one) if move is not None]
+    return CounterMoves(moves) if moves else None
+
+
+def answers(one: Observation) -> dict[str, str | None]:
+    """By link of the known defense, what is done about it in a sentence; None where there is no counter-move."""
+    return {link: None if move is None else AGAINST[split_spec(link)[0]].sentence for link, move in _moves(one)}
+
+
+def _moves(one: Observation) -> list[tuple[str, CounterMove | None]]:
+    """Each link of the known defense and the counter-move against it."""
+    links = [] if one.defense is None else DEFENSES.links(one.defense)
+    known = [AGAINST.get(split_spec(link)[0]) for link in links]
+    return [
+        (link, None if own is None else own.move(DEFENSES.build(link), one))
+        for link, own in zip(links, known, strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +72,7 @@ class Informed(Attack):
     def _estimating(self) -> Matching:
         return replace(self.matching, aware=True)
 
-    def _counter(self, one: Observation) -> Counter | None:
+    def _counter(self, one: Observation) -> CounterMove | None:
         simulated = self.matching.match == "simulated"
         return counter_for(one) if simulated or one.kind == "gradient" else None
 
@@ -61,9 +83,9 @@ class Informed(Attack):
         counters = [counter for counter in map(self._counter, seen) if counter is not None]
         if not counters:
             return self._estimating().run(seen, seeds=seeds, progress=progress)
-        each = Each(counters, seen)
+        each = BatchedMoves(counters, seen)
         found = replace(self.matching, counter=each).run(each.left, seeds=seeds, progress=progress)
-        return [counter.revealed(one, own) for counter, one, own in zip(counters, found, seen, strict=True)]
+        return [counter.finish(one, own) for counter, one, own in zip(counters, found, seen, strict=True)]
 
 
 class _Matching(InvertingGradients):

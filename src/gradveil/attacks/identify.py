@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
-from gradveil.attacks.identification.informed import drawing_inputs, likeness_along, likeness_for
-from gradveil.attacks.identification.likeness import Angle, Likeness, OfAll
-from gradveil.attacks.identification.path import Path, straight
-from gradveil.attacks.identification.together import FITTED, Together
-from gradveil.attacks.identification.updates import Updates, group_size, groups, updates_for
+from gradveil.attacks.parts.candidate_updates import Updates, group_size, groups, updates_for
+from gradveil.attacks.parts.channel import Channel, Span
+from gradveil.attacks.parts.counter import channels_of
+from gradveil.attacks.parts.likelihood import (
+    Angle,
+    By,
+    Directions,
+    Distance,
+    InputSpan,
+    Likelihood,
+    OrthogonalLikelihood,
+)
+from gradveil.attacks.parts.mixture import FITTED, MixtureFit
+from gradveil.attacks.parts.path import Path, straight
 from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
@@ -22,6 +32,8 @@ from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.data import ImageSet, load
+from gradveil.defenses import DEFENSES, Defense
+from gradveil.models import classifier
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -31,11 +43,65 @@ WALKS = 2
 NEARER = 10
 """By how much nearer each walk is taken to come to the true path."""
 
+OFF_PATH = 0.1
+"""How far, as a share, a mean gradient may be off that was taken along a path that is not known exactly."""
 
-def has_path(one: Observation) -> bool:
-    """Whether an update is of several steps of several examples, and the adversary knows how they were taken."""
-    known = one.recipe is not None and one.defense is not None
-    return known and one.kind == "delta" and (one.batch_size or 1) > 1
+
+def likelihood_for(one: Observation) -> Likelihood:
+    """The best way to rank under what is known.
+
+    A likelihood needs that one gradient of one example was sent; of several examples, candidates explain it together.
+    Several steps leave directions, and what is not known the angle.
+    """
+    if one.defense is None:
+        return Angle()
+    if one.kind == "gradient" and (one.batch_size or 1) > 1:
+        return _of_several(one, MixtureFit(examples=one.batch_size or 1))
+    channels = channels_of(one)
+    followed = one.kind == "gradient" and _can_be_followed(channels)
+    return _through(channels, Distance() if followed else Directions())
+
+
+def _of_several(one: Observation, mixture: MixtureFit) -> Likelihood:
+    """Where inputs were changed by chance and not all changes are tried, a mixture lacks some who took part.
+
+    What entered the classifier shows them one by one, for fewer than classes.
+    """
+    if drawing_inputs(one) is None:
+        return _through(channels_of(one), mixture)
+    if mixture.examples >= one.domain.classes:
+        return Angle()
+    return InputSpan(span=Span(f"{classifier(one.module, one.domain)}.weight", mixture.examples))
+
+
+def fingerprint_for(one: Observation, by: By) -> Likelihood:
+    """The marks of CENSOR with the options that are known, or else its own defaults."""
+    channels = channels_of(one, one.defense or "censor")
+    return _through([channel for channel in channels if channel.span is None], OrthogonalLikelihood(by=by))
+
+
+def _through(channels: Sequence[Channel], likelihood: Likelihood) -> Likelihood:
+    for channel in channels:
+        likelihood = likelihood.through(channel)
+    return likelihood
+
+
+def _can_be_followed(channels: Sequence[Channel]) -> bool:
+    """Whether what each link did can still be told from what was sent, as a likelihood needs.
+
+    Zeros tell what was not sent, until noise covers them; lengths are followed through one clipping of all there is.
+    """
+    pruned = next((i for i, channel in enumerate(channels) if channel.zeroed), len(channels))
+    covered = any(channel.noisy for channel in channels[pruned + 1 :])
+    clipped = sum(channel.bound is not None for channel in channels)
+    return not covered and not any(channel.scaled for channel in channels) and clipped < 2
+
+
+def drawing_inputs(one: Observation) -> Defense | None:
+    """The known defense if it changes inputs by chance, so that a candidate has to be looked at several times."""
+    links = DEFENSES.links(one.defense or "none")
+    changing = [link for link in links if type(DEFENSES.build(link)).on_inputs is not Defense.on_inputs]
+    return DEFENSES.build("+".join(changing)) if changing else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +109,7 @@ class Identify(Attack):
     """Rank every candidate by how well its own update explains what was seen, and return the best."""
 
     title: str
-    likeness: Callable[[Observation], Likeness]
+    likelihood: Callable[[Observation], Likelihood]
     candidates: str | None = None
     """The spec of a data set to choose from, where it is not the one that the threat model grants."""
     draws: int = 0
@@ -56,52 +122,51 @@ class Identify(Attack):
         return one.defense
 
     def prior_only(self) -> Attack | None:
-        return Blindly(candidates=self.candidates)
+        return RandomChoice(candidates=self.candidates)
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
         seen = [explained(one, "averaged" if one.recipe is None else "simulated") for one in seen]
-        known = candidates_of(seen[0], self.candidates)
-        if self.along and has_path(seen[0]):
+        one, known = seen[0], candidates_of(seen[0], self.candidates)
+        known_run = one.recipe is not None and one.defense is not None
+        if self.along and known_run and one.kind == "delta" and (one.batch_size or 1) > 1:
             scores = torch.stack([self.scores_along(straight(one), known, progress) for one in seen])
         else:
-            scores = self.scores(seen, known, progress, updates_for(seen[0]), self.likeness(seen[0]))
-        size = min(seen[0].batch_size or 1, len(known))
+            scores = self.scores(seen, known, progress, updates_for(one), self.likelihood(one))
+        size = min(one.batch_size or 1, len(known))
         best = scores.argsort(dim=1, stable=True)[:, :size]
         return [_chosen(known, best[i], scores[i], "compared in groups") for i in range(len(seen))]
 
     def scores_along(self, path: Path, known: ImageSet, progress: Progress) -> Tensor:
         """[candidates]: how badly each explains the update of one path, which the best of them walk again."""
-        likeness, device = likeness_along(path.seen()), next(iter(path.one.sent.values())).device
-        scores = self.scores([path.seen()], known, progress, path.updates(), likeness)[0]
-        if not isinstance(likeness, Together):
+        seen, device = path.seen(), next(iter(path.one.sent.values())).device
+        fit = _of_several(seen, MixtureFit(examples=seen.batch_size or 1, rough=OFF_PATH))
+        scores = self.scores([seen], known, progress, path.updates(), fit)[0]
+        if not isinstance(fit, MixtureFit):
             return scores
-        best = scores.argsort(stable=True)[: max(FITTED // path.parts, 2 * likeness.examples)]
+        best = scores.argsort(stable=True)[: max(FITTED // path.parts, 2 * fit.examples)]
         finalists, batch = known.subset(best), known.batch(best).to(device)
         shares = (-scores[best]).expand(path.parts, -1)
         for _ in range(WALKS):
-            path, likeness = path.walked(batch, shares), replace(likeness, rough=likeness.rough / NEARER)
+            path, fit = path.walked(batch, shares), replace(fit, rough=fit.rough / NEARER)
             each = [
-                self.compared([path.seen()], finalists, progress, path.updates(part), likeness)
-                for part in range(path.parts)
+                self.compared([path.seen()], finalists, progress, path.updates(part), fit) for part in range(path.parts)
             ]
-            shares = -likeness.settled(torch.cat(each, dim=1).T, [path.seen().reply]).view(path.parts, -1)
+            shares = -fit.scores_of_all(torch.cat(each, dim=1).T, [path.seen().reply]).view(path.parts, -1)
         again = -shares.sum(dim=0)
         return (scores - scores.min() + again.max()).index_copy(0, best, again)  # all others rank behind them
 
     def scores(
-        self, seen: Sequence[Observation], known: ImageSet, progress: Progress, updates: Updates, likeness: Likeness
+        self, seen: Sequence[Observation], known: ImageSet, progress: Progress, updates: Updates, likelihood: Likelihood
     ) -> Tensor:
         """How badly each candidate explains each update, [N, candidates]; lower is better."""
-        rows = self.compared(seen, known, progress, updates, likeness)
-        replies = [one.reply for one in seen]
-        return likeness.settled(rows.T, replies) if isinstance(likeness, OfAll) else rows
+        rows = self.compared(seen, known, progress, updates, likelihood)
+        return likelihood.scores_of_all(rows.T, [one.reply for one in seen])
 
     def compared(
-        self, seen: Sequence[Observation], known: ImageSet, progress: Progress, updates: Updates, likeness: Likeness
+        self, seen: Sequence[Observation], known: ImageSet, progress: Progress, updates: Updates, likelihood: Likelihood
     ) -> Tensor:
-        """[N, candidates]: what the likeness says of each by itself; entries [n, candidates] where it needs all."""
-        one, replies = seen[0], [other.reply for other in seen]
-        score = likeness.against(replies)
+        """[N, candidates]: what the likelihood says of each by itself; entries [n, candidates] where it needs all."""
+        one, score = seen[0], likelihood.against([other.reply for other in seen])
         changing = drawing_inputs(one) if self.draws else None
         device = next(iter(one.sent.values())).device
         found = []
@@ -118,7 +183,7 @@ class Identify(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blindly(Attack):
+class RandomChoice(Attack):
     """A candidate drawn without the update: what chance looks like."""
 
     candidates: str | None
@@ -176,12 +241,15 @@ def identify(
         raise GradveilError(f"attack identify: draws is at least 1, not {draws}")
     return Identify(
         title="identification",
-        likeness=likeness_for if informed else _angle,
+        likelihood=likelihood_for if informed else lambda _: Angle(),
         candidates=candidates,
         draws=draws if informed else 0,
         along=informed,
     )
 
 
-def _angle(_: Observation) -> Likeness:
-    return Angle()
+@ATTACKS.register("fingerprint")
+def fingerprint(budget: Budget, *, by: By = "norms", candidates: str | None = None) -> Attack:  # noqa: ARG001
+    """CENSOR's fingerprint: the candidate whose gradient has the update's norms, or stands at right angles to it."""
+    likelihood = partial(fingerprint_for, by=by)
+    return Identify(title=f"fingerprint by {by}", likelihood=likelihood, candidates=candidates)

@@ -1,4 +1,4 @@
-"""The adversary who thinks of the defense: what it estimates from an update alone, and what that buys."""
+"""What an adversary estimates of a defense from an update alone, and draws of a defense that it knows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from torch.utils._pytree import tree_map
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.aware import UNBOUNDED, as_defended, clip_bound, cut_tensors, estimated, noise_level, trusts
-from gradveil.attacks.eot import Averaged
+from gradveil.attacks.parts.channel import (
+    as_defended,
+    clip_bound,
+    cut_tensors,
+    estimate,
+    estimated,
+    noise_level,
+    trusts,
+)
+from gradveil.attacks.parts.counter import Averaged, channels_of
 from gradveil.attacks.parts.objectives import Cosine
 from gradveil.core.errors import GradveilError
-from gradveil.core.trees import add
+from gradveil.core.trees import add, norm, subtract
+from gradveil.core.types import Recipe
 from gradveil.metrics import psnr
 
 MODELS = ["lenet:init=wide", "resnet18", "vit:depth=1,dim=24"]
@@ -23,7 +32,7 @@ def test_the_clip_bound_is_read_off_the_norms(model: str) -> None:
     (bare,) = observed(private_batches(1), model=model)
     norms = sorted(float(tensor.norm()) for tensor in bare.reply.values())
     (clipped,) = observed(private_batches(1), model=model, defense=f"clip:bound={norms[-3]}")
-    assert clip_bound(bare.reply) == UNBOUNDED
+    assert clip_bound(bare.reply) is None
     assert clip_bound(clipped.reply) == pytest.approx(norms[-3], rel=1e-3)
 
 
@@ -52,8 +61,9 @@ def test_the_noise_level_is_read_off_the_spread(model: str) -> None:
     (sparse,) = observed(private_batches(1), model=model, defense="sparsify:rate=0.9")
     assert noise_level(noisy.reply) == pytest.approx(0.1, rel=0.05)
     assert noise_level(bare.reply) == noise_level(sparse.reply) == 0
-    assert set(trusts(bare.reply).values()) == {1.0}
-    trust = trusts(noisy.reply)
+    assert estimate(bare.reply).noise is None
+    assert set(trusts(bare.reply, 0.0).values()) == {1.0}
+    trust = trusts(noisy.reply, estimate(noisy.reply).noise or 0.0)
     signal = {name: float(t.square().sum() / noisy.reply[name].square().sum()) for name, t in bare.reply.items()}
     large = [name for name, t in bare.reply.items() if t.numel() >= 400]
     assert all(trust[name] == pytest.approx(signal[name], abs=0.15) for name in large)
@@ -96,8 +106,7 @@ def test_averaging_is_the_mean_over_draws() -> None:
 def test_a_draw_of_censor_is_orthogonal_and_of_the_same_length() -> None:
     (one,) = observed(private_batches(1), defense="censor")
     averaged = Averaged(one, 1)
-    drawn = averaged.defense.sample_reply(one.reply, {name: tensor[0] for name, tensor in averaged.draws.items()})
-    assert drawn is not None
+    drawn = averaged.draw(one.reply, {name: tensor[0] for name, tensor in averaged.draws.items()})
     for name, tensor in drawn.items():
         assert float(torch.cosine_similarity(tensor.flatten(), one.reply[name].flatten(), dim=0).abs()) < 1e-4
         torch.testing.assert_close(tensor.norm(), one.reply[name].norm())
@@ -119,3 +128,14 @@ def test_different_defenses_are_averaged_over_one_by_one() -> None:
     together = ATTACKS.build("ig:draws=2,strategy=vmap", Budget(1, 3))(seen, seeds=[0, 0])
     alone = ATTACKS.build("ig:draws=2,strategy=vmap", Budget(1, 3))(seen[1:], seeds=[0])
     torch.testing.assert_close(together[1].inputs, alone[0].inputs)
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(sends="delta", batch_size=8, lr=0.01)])
+def test_the_noise_of_dp_is_that_on_the_mean_of_the_batch(recipe: Recipe) -> None:
+    batches = private_batches(1, 3)
+    (clipped,) = observed(batches, defense="clip:bound=1,per=example", recipe=recipe)
+    (noisy,) = observed(batches, defense="dp:sigma=0.1,bound=1", recipe=recipe)
+    (channel,) = channels_of(noisy)
+    added = subtract(noisy.reply, clipped.reply)
+    variance = float(norm(added)) ** 2 / sum(tensor.numel() for tensor in added.values())
+    assert variance == pytest.approx((channel.noise or 0) * sum(w**2 for w in channel.counted), rel=0.05)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradveil.attacks.identification.likeness import TINY
-from gradveil.attacks.identification.updates import Updates, updates_for
+from gradveil.attacks.parts.candidate_updates import Updates, updates_for
+from gradveil.attacks.parts.likelihood import TINY
 from gradveil.attacks.parts.updates import counts
 from gradveil.client.local import mini_batches
 from gradveil.core.errors import GradveilError

@@ -1,0 +1,63 @@
+"""Against noise, clip, dp and sparsify: what they do to a gradient is said in a line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradveil.attacks.parts.channel import Channel, Per
+from gradveil.attacks.parts.counter import against
+from gradveil.attacks.parts.updates import counts, local_steps
+from gradveil.core.trees import add
+from gradveil.defenses.dp import DP
+from gradveil.defenses.noise import Noise
+from gradveil.threat.observation import Observation
+
+_PER: dict[str, Per] = {"layer": "tensor", "global": "update"}
+
+
+@against(
+    "noise",
+    sentence="It averages all replies to the same model, and asks for smoother pictures the more noise is left.",
+    after_steps=True,
+)
+def noise(defense: Noise, one: Observation) -> Channel:
+    return Channel(
+        noise=defense.sigma**2,
+        counted=_counted(one, defense.at),
+        draw=lambda update, drawn: add(update, drawn, defense.sigma),
+    )
+
+
+@against(
+    "clip",
+    sentence="It matches the direction of each tensor and takes its length from the candidate.",
+    after_steps=True,
+)
+def clip(defense: Any, one: Observation) -> Channel:
+    if not hasattr(defense, "per"):  # that of each example
+        return Channel(bound=defense.bound, per="example")
+    return Channel(bound=defense.bound, per=_PER[defense.per], counted=_counted(one, defense.at))
+
+
+@against(
+    "dp",
+    sentence="It averages all replies to the same model, and asks for smoother pictures by the noise left.",
+    after_steps=True,
+)
+def dp(defense: DP, one: Observation) -> Channel:
+    """The noise on the mean of a mini-batch: of all examples, where they are fewer than it may hold."""
+    size = (one.recipe and one.recipe.batch_size) or one.batch_size or 1
+    sigma = defense.sigma * defense.bound / min(size, one.batch_size or size)
+    return Channel(bound=defense.bound, per="example", noise=sigma**2, counted=_counted(one, "step"))
+
+
+@against("sparsify", sentence="It matches only the entries that were sent.", after_steps=True)
+def sparsify(_defense: Any, one: Observation) -> Channel:
+    return Channel(zeroed=frozenset(one.sent), largest=True)
+
+
+def _counted(one: Observation, at: str) -> tuple[float, ...]:
+    """By what the defense's gradients were multiplied; what it did to the update itself counts once."""
+    if one.kind == "gradient" or one.recipe is None or at == "update":
+        return (1.0,)
+    return tuple(one.recipe.lr * times for times in counts(one.recipe, local_steps(one) or 1))
