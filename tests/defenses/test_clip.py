@@ -308,6 +308,35 @@ def test_an_example_whose_length_is_unknown_is_formed_alone(monkeypatch: pytest.
     assert sizes == [1]
 
 
+class Cancelling(nn.Module):
+    """Slopes of +-5e8 at a layer with few weights, which cancel over the positions of an example of ones."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.flat, self.wide = layer, nn.Linear(1024, 2, bias=False), nn.Linear(1100, 1100)
+        signs = torch.ones(1024)
+        signs[1::2] = -1
+        with torch.no_grad():
+            for p in self.parameters():
+                p.zero_()
+            self.flat.weight.copy_(torch.stack([1e9 * signs, -1e9 * signs]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.wide(0 * x.flatten(1)[:, :1].expand(-1, 1100))
+        outputs: Tensor = self.flat((x * self.layer(x)).flatten(1)) + wide[:, :2]
+        return outputs
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(1, 1, 1), nn.GroupNorm(1, 1)])
+def test_slopes_of_one_example_that_cancel_swallow_no_other(layer: nn.Module) -> None:
+    """Its gradient is short and is kept whole. In a sum over all examples its slopes took the digits of the others."""
+    inputs = torch.zeros(64, 1, 32, 32)
+    inputs[1:, 0, 0, 0] = 1e-9 * torch.linspace(1, 2, 63)
+    inputs[0] = 1
+    _, step = step_of(Cancelling(layer), Batch(inputs, torch.zeros(64).long()))
+    assert moved(step, 1.0) <= 1.0001
+
+
 class Positions(nn.Module):
     """A layer for each position, of which short inputs reach the first ones."""
 
