@@ -350,10 +350,7 @@ def one_example_larger() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return (inputs, targets), (torch.cat([300 * inputs[:1], inputs[1:]]), targets)
 
 
-QUANTISED = """
-import torch
-from torch import nn
-
+ROUNDED = """
 class Rounded(torch.autograd.Function):  # by the scale of the whole tensor, and under vmap by that of all examples
     @staticmethod
     def forward(x):
@@ -371,6 +368,27 @@ class Rounded(torch.autograd.Function):  # by the scale of the whole tensor, and
     def vmap(info, places, x):
         return Rounded.apply(x), places[0]
 
+rounded = Rounded.apply
+"""
+DEFINED = """
+torch.library.define("own::scale", "(Tensor x) -> Tensor")
+
+@torch.library.impl("own::scale", "CPU")
+def scale(x):
+    return x.abs().max().clone()
+
+@torch.library.register_vmap("own::scale")
+def _(info, places, x):
+    return torch.ops.own.scale(x), None
+
+def rounded(x):
+    largest = torch.ops.own.scale(x.detach())
+    return x + (torch.round(x / largest * 2) * largest / 2 - x).detach()
+"""
+QUANTISED = """
+import torch
+from torch import nn
+%s
 class Quantised(nn.Module):
     def __init__(self):
         super().__init__()
@@ -378,7 +396,7 @@ class Quantised(nn.Module):
         self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
 
     def forward(self, inputs):
-        return self.head(Rounded.apply(self.first(inputs)))
+        return self.head(rounded(self.first(inputs)))
 
 from test_adversary import clipped_sums, cross_entropy, one_example_larger
 one, other = one_example_larger()
@@ -387,13 +405,15 @@ print(float((a - b).norm()))
 """
 
 
-def test_a_vmap_rule_of_ones_own_mixes_no_examples() -> None:
+@pytest.mark.parametrize("rule", [ROUNDED, DEFINED])
+def test_a_vmap_rule_of_ones_own_mixes_no_examples(rule: str) -> None:
     """In a process of its own: such a rule anywhere in a process has gradients taken one by one."""
-    here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]), "OMP_NUM_THREADS": "1"}
+    here, package = Path(__file__).parent, Path(gradveil.__file__).parent
+    places = os.pathsep.join(map(str, [here, here.parent, package.parent]))
     ran = subprocess.run(
-        [sys.executable, "-c", QUANTISED], env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
+        [sys.executable, "-c", QUANTISED % rule], env=os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
     assert 0 < float(ran.stdout) <= 2.001, "one example was replaced"
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._library.custom_ops import OPDEFS
 
 from gradveil import joint
 from gradveil.core.errors import GradveilError
@@ -153,9 +151,11 @@ def has_own_batching_rules() -> bool:
     for kind in found:
         found += kind.__subclasses__()  # the list grows while it is read
     plain = torch.autograd.Function.vmap
-    rules: list[Any] = [kind for kind in found if kind.vmap is not plain and not kind.generate_vmap_rule]
-    rules += [rule for one in OPDEFS.values() if (rule := getattr(one, "_vmap_fn", None)) is not None]
-    return any(not f"{rule.__module__}.".startswith(("torch.", "gradveil.")) for rule in rules)
+    rules = [kind for kind in found if kind.vmap is not plain and not kind.generate_vmap_rule]
+    operations = torch._C._dispatch_get_registrations_for_dispatch_key("FuncTorchBatched")  # those of C++ as well
+    return any(not f"{rule.__module__}.".startswith(("torch.", "gradveil.")) for rule in rules) or any(
+        not name.startswith("aten::") for name in operations
+    )
 
 
 def _copied(step: Step) -> Step:
