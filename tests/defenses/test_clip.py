@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -454,6 +456,18 @@ class Attention(nn.Module):
         return outputs
 
 
+class Drawing(Recurrent):
+    """Stochastic depth by random numbers that are not torch's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__(lambda: nn.GRU(4, 6, batch_first=True))
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return -outputs if self.draw() < 0.5 else outputs
+
+
 class Fixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -469,6 +483,8 @@ class Fixed(nn.Module):
     [
         (Attention, "draws random numbers.*eval mode"),
         (lambda: Recurrent(lambda: nn.LSTM(4, 6, num_layers=2, dropout=0.1, batch_first=True)), "draws random"),
+        (lambda: Drawing(random.random), "draws random"),
+        (lambda: Drawing(lambda: np.random.rand()), "draws random"),  # noqa: NPY002
         (Fixed, "one example alone cannot be taken"),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Hashable
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -132,7 +134,7 @@ def one_by_one(step: Step, batch: Batch) -> Params:
                 + (str(error) or type(error).__name__).splitlines()[0][:160]
             ) from error
         found.append(slopes)
-    if any(not torch.equal(*states) for states in zip(before, _random_states(batch.inputs.device), strict=True)):
+    if before != _random_states(batch.inputs.device):
         # Later examples would draw other numbers if an earlier one were not there: each would move all of them.
         raise GradveilError(
             "the model draws random numbers, and gradients of single examples allow none: use eval mode, or a rate of "
@@ -168,12 +170,14 @@ def _copied(step: Step) -> Step:
     return replace(step, model=copy.deepcopy(step.model, memo), loss=loss)
 
 
-def _random_states(device: torch.device) -> list[Tensor]:
-    if device.type == "cpu":
-        return [torch.get_rng_state()]
-    kind = torch.get_device_module(device)
-    own = kind.get_rng_state_all() if hasattr(kind, "get_rng_state_all") else [kind.get_rng_state()]
-    return [torch.get_rng_state(), *own]
+def _random_states(device: torch.device) -> list[object]:
+    """Those of torch, numpy and Python, which all code in a process shares."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        kind = torch.get_device_module(device)
+        states += kind.get_rng_state_all() if hasattr(kind, "get_rng_state_all") else [kind.get_rng_state()]
+    _, keys, *position = np.random.get_state()  # noqa: NPY002
+    return [random.getstate(), keys.tobytes(), position, *(state.tolist() for state in states)]
 
 
 def _separate(step: Step) -> joint.SharedNetwork:
