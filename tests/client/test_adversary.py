@@ -469,6 +469,32 @@ def test_a_model_in_a_new_wrapper_goes_on_counting() -> None:
     assert spent[0] < spent[1] < spent[2]
 
 
+def steps_counted(model: nn.Module) -> int:
+    """After one more step under dp."""
+    optimizer, (inputs, targets) = torch.optim.SGD(model.parameters(), lr=LR), drawn(8)
+    with gradveil.protect(model, optimizer, cross_entropy, defense="dp:sigma=1") as guard:
+        optimizer.zero_grad()
+        guard.loss(model(inputs), targets).backward()
+        optimizer.step()
+        guard.update()
+    return guard.log.ledger.steps
+
+
+def test_a_model_with_new_layers_or_parameters_goes_on_counting() -> None:
+    model = nn.Sequential(nn.Linear(4, 2, bias=False))
+    assert steps_counted(model) == 1
+    nn.utils.parametrizations.weight_norm(model[0])
+    assert steps_counted(model) == 2
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert steps_counted(model) == 3
+    model[0] = nn.Linear(4, 2)
+    assert steps_counted(model) == 4
+    other = nn.Linear(4, 2)
+    other.weight = model[0].weight
+    assert steps_counted(other) == 5
+    assert steps_counted(nn.Sequential(nn.Linear(4, 2), nn.Identity())) == 1, "another model counts anew"
+
+
 def test_dp_after_a_defense_without_a_proof_promises_nothing() -> None:
     model, (inputs, targets), spent = nn.Linear(4, 2), drawn(9), []
     for defense in ("noise:sigma=0.0001", "dp:sigma=5"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
+from collections.abc import MutableMapping
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradveil.core.trees import differing, digests
 from gradveil.core.types import Params
@@ -14,8 +15,8 @@ from gradveil.defenses.accounting import Ledger
 _MOST = 10_000
 """Buffers that are remembered, the newest: some hundred rounds of a large model."""
 _lock = threading.Lock()
-_pasts: weakref.WeakKeyDictionary[nn.Module, Past] = weakref.WeakKeyDictionary()
-"""By layer, because a model that is protected again may be in a wrapper."""
+_pasts: MutableMapping[object, Past] = WeakIdKeyDictionary()
+"""By layer and parameter: a model may be in a wrapper, or have new layers, when it is protected again."""
 
 
 class Past:
@@ -28,16 +29,17 @@ class Past:
 
     @classmethod
     def of(cls, model: nn.Module) -> Past:
-        """That of the layers of a model; if these have several, all that was spent."""
-        layers = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+        """That of the layers and parameters of a model; if these have several, all that was spent."""
+        layers = [layer for layer in model.modules() if any(True for _ in layer.parameters())]
+        keys: list[object] = [*layers, *model.parameters()]
         with _lock:
-            known = list({id(past): past for layer in layers if (past := _pasts.get(layer)) is not None}.values())
+            known = list({id(past): past for key in keys if (past := _pasts.get(key)) is not None}.values())
             past = known[0] if len(known) == 1 else cls()
             for one in known if len(known) > 1 else []:
                 past.ledger.merge(one.ledger)
                 past._server |= one._server
-            for layer in layers:
-                _pasts[layer] = past
+            for key in keys:
+                _pasts[key] = past
         return past
 
     def note(self, now: Params, sent: Params) -> None:
