@@ -524,6 +524,22 @@ def test_own_statistics_are_known_to_the_next_guard_and_in_another_type(dtype: t
                 guard.new_round({n: p.to(dtype) for n, p in sent.items()} | statistics)
 
 
+def test_what_a_server_sends_is_not_taken_for_the_clients_own() -> None:
+    """A counter that equals the client's, and statistics that are the client's in another order."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    optimizer, (inputs, targets) = torch.optim.SGD(model.parameters(), lr=LR), drawn(10)
+    guard = gradveil.protect(model, optimizer, cross_entropy, defense=NOISE)
+    guard.loss(model(inputs), targets).backward()
+    optimizer.step()
+    guard.update()
+    sent = {"1.num_batches_tracked": torch.tensor(1), "1.running_mean": model[1].running_mean.flip(0)}
+    guard.new_round(parameters_of(model) | sent)
+    optimizer.zero_grad()
+    guard.loss(model(inputs), targets).backward()
+    optimizer.step()
+    assert all(torch.equal(guard.state_dict()[name], buffer) for name, buffer in sent.items())
+
+
 def test_an_empty_batch_leaves_running_statistics_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)

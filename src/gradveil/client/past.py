@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import MutableMapping
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradveil.core.trees import differing, digests
+from gradveil.core.trees import bits_of, differing
 from gradveil.core.types import Params
 from gradveil.defenses.accounting import Ledger
 
@@ -43,9 +44,13 @@ class Past:
         return past
 
     def note(self, now: Params, sent: Params) -> None:
-        """Remember buffers as training left them, and what the server had sent."""
+        """Remember buffers as training left them, and what the server had sent.
+
+        Not counters: a server may send the number of steps that a client made as well.
+        """
         for name in differing(now, {name: buffer for name, buffer in sent.items() if name in now}):
-            self._server[self._key(now[name])] = sent[name]
+            if now[name].dim() or now[name].is_floating_point():
+                self._server[self._key(now[name])] = sent[name]
         for key in list(self._server)[:-_MOST]:
             del self._server[key]
 
@@ -57,4 +62,5 @@ class Past:
 
     @staticmethod
     def _key(buffer: Tensor) -> tuple[object, ...]:
-        return buffer.shape, buffer.dtype, *digests([buffer.detach().cpu()])
+        bits = bits_of(buffer.cpu().contiguous())
+        return buffer.shape, buffer.dtype, hashlib.sha256(bits.numpy().tobytes()).digest()
