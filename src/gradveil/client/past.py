@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import MutableMapping
+import weakref
 
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradveil.core.trees import bits_of, differing
 from gradveil.core.types import Params
@@ -16,8 +16,10 @@ from gradveil.defenses.accounting import Ledger
 _MOST = 10_000
 """Buffers that are remembered, the newest: some hundred rounds of a large model."""
 _lock = threading.Lock()
-_pasts: MutableMapping[object, Past] = WeakIdKeyDictionary()
-"""By layer and parameter: a model may be in a wrapper, or have new layers, when it is protected again."""
+_pasts: weakref.WeakKeyDictionary[nn.Module, Past] = weakref.WeakKeyDictionary()
+"""By layer, because a model that is protected again may be in a wrapper."""
+_stored: dict[StorageWeakRef, Past] = {}
+"""By where parameters are stored, because they may be in other layers by then."""
 
 
 class Past:
@@ -32,15 +34,19 @@ class Past:
     def of(cls, model: nn.Module) -> Past:
         """That of the layers and parameters of a model; if these have several, all that was spent."""
         layers = [layer for layer in model.modules() if any(True for _ in layer.parameters())]
-        keys: list[object] = [*layers, *model.parameters()]
+        places = [StorageWeakRef(p.untyped_storage()) for p in model.parameters()]  # type: ignore[no-untyped-call]
         with _lock:
-            known = list({id(past): past for key in keys if (past := _pasts.get(key)) is not None}.values())
+            found = [*map(_pasts.get, layers), *map(_stored.get, places)]
+            known = list({id(past): past for past in found if past is not None}.values())
             past = known[0] if len(known) == 1 else cls()
             for one in known if len(known) > 1 else []:
                 past.ledger.merge(one.ledger)
                 past._server |= one._server
-            for key in keys:
-                _pasts[key] = past
+            for layer in layers:
+                _pasts[layer] = past
+            for place in [place for place in _stored if place.expired()]:  # type: ignore[no-untyped-call]
+                del _stored[place]
+            _stored.update(dict.fromkeys(places, past))
         return past
 
     def note(self, now: Params, sent: Params) -> None:
