@@ -35,6 +35,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
+from gradveil.defenses.shared import copied_loss
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
 
 _TREES = ("parameters", "broadcast", "buffers", "trained_buffers")
@@ -102,7 +103,6 @@ class Guard:
         self._looked: set[Optimizer] = set()
         self._ever = False
         self._taking, self._stepping, self._round, self._replaced = False, 0, 0, Params()
-        self._of_loss = detached(dict(loss.named_buffers()) if isinstance(loss, nn.Module) else {})
         self._buffers = {name: self._past.served(buffer) for name, buffer in model.named_buffers()}
         self._begin(broadcast={})
         self.use(*optimizers)
@@ -136,7 +136,8 @@ class Guard:
             refuse("guard.loss takes one tensor of outputs and one of targets")
         adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
         # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
-        total = self._loss(outputs, targets) if len(targets) else outputs.sum()
+        loss = copied_loss(self._loss) if self._starts_over else self._loss  # which may remember examples
+        total = loss(outputs, targets) if len(targets) else outputs.sum()
         total = sum((layer.taken() for layer in adding if len(targets)), start=total)
         if not (torch.is_grad_enabled() and total.requires_grad):
             return total
@@ -323,9 +324,7 @@ class Guard:
             hint = "only guarded steps may move it. Load what the server sent with guard.new_round(broadcast)"
             return f"parameter {moved[0]!r} moved without the guard ({where}): {hint}"
         if self._guaranteed:  # what a buffer keeps of earlier examples would have a part in later steps; counters may
-            loss = self._loss.named_buffers("loss") if isinstance(self._loss, nn.Module) else ()
-            buffers = dict([*self._model.named_buffers(), *loss])
-            sent = self._buffers | {f"loss.{name}": buffer for name, buffer in self._of_loss.items()}
+            buffers, sent = dict(self._model.named_buffers()), self._buffers
             free = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
             free |= {  # which follow from the weights
                 f"{place}.{name}"

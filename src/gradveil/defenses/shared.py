@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Hashable
 from dataclasses import replace
+from types import CellType, FunctionType
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +19,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
 from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each
-from gradveil.core.types import Batch, Params
+from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses.base import Step
 from gradveil.joint import moments
 
@@ -66,7 +68,7 @@ def passed(
     """What the model says of each example alone, [n, classes], and what the gradient of each is made of."""
     with torch.enable_grad():
         alone = batch.inputs.detach().clone().unsqueeze(1)  # a copy: the model may edit it in place
-        says, calls, slopes = network.derived(step.loss, alone, batch.labels.unsqueeze(1))
+        says, calls, slopes = network.derived(copied_loss(step.loss), alone, batch.labels.unsqueeze(1))
     return says[:, 0].detach(), calls, slopes
 
 
@@ -166,8 +168,27 @@ def _copied(step: Step) -> Step:
     attributes = [value for layer in step.model.module.modules() for value in vars(layer).values()]
     outputs = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
     memo = {id(tensor): tensor for tensor in tensors} | {id(value): value.new_empty(0) for value in outputs}
-    loss = copy.deepcopy(step.loss) if isinstance(step.loss, nn.Module) else step.loss
-    return replace(step, model=copy.deepcopy(step.model, memo), loss=loss)
+    return replace(step, model=copy.deepcopy(step.model, memo), loss=copied_loss(step.loss))
+
+
+def copied_loss(loss: Loss) -> Loss:
+    """A loss that remembers examples does so in the copy: in attributes, in buffers, in modules that a function uses.
+
+    Nothing else that a function uses is copied.
+    """
+    try:
+        if not isinstance(loss, FunctionType) or not loss.__closure__:
+            return copy.deepcopy(loss)  # a function is its own copy
+        used = [cell.cell_contents for cell in loss.__closure__]
+        cells = [CellType(copy.deepcopy(one)) if isinstance(one, nn.Module) else CellType(one) for one in used]
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:80]
+        raise GradveilError(
+            f"the loss cannot be copied, and might remember examples: give a function, or a plain object ({reason})"
+        ) from error
+    copied = FunctionType(loss.__code__, loss.__globals__, loss.__name__, loss.__defaults__, tuple(cells))
+    copied.__kwdefaults__ = loss.__kwdefaults__
+    return copied
 
 
 def _random_states(device: torch.device) -> list[object]:
@@ -176,8 +197,8 @@ def _random_states(device: torch.device) -> list[object]:
     if device.type != "cpu":
         kind = torch.get_device_module(device)
         states += kind.get_rng_state_all() if hasattr(kind, "get_rng_state_all") else [kind.get_rng_state()]
-    _, keys, *position = np.random.get_state()  # noqa: NPY002
-    return [random.getstate(), keys.tobytes(), position, *(state.tolist() for state in states)]
+    others = [random.getstate(), pickle.dumps(np.random.get_state())]  # noqa: NPY002
+    return [*others, *(state.tolist() for state in states)]
 
 
 def _separate(step: Step) -> joint.SharedNetwork:
