@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import gradveil
@@ -77,14 +78,73 @@ class Centred(nn.Module):
         return inputs if self.mean is None else inputs - self.mean
 
 
-def test_dp_refuses_a_buffer_that_carries_examples_into_later_steps() -> None:
-    model = nn.Sequential(Centred(torch.zeros(6)), nn.Linear(6, 3))
+@pytest.mark.parametrize("start", [torch.zeros(6), None])
+@pytest.mark.parametrize("again", [False, True])
+def test_under_dp_a_buffer_carries_no_example_into_later_steps(start: Tensor | None, again: bool) -> None:
+    """It is put back. To refuse would tell a server that an example is there which moves its buffer."""
+
+    class Recomputed(Centred):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return checkpoint(super().forward, inputs, use_reentrant=False) if again else super().forward(inputs)
+
+    model = nn.Sequential(Recomputed(start), nn.Linear(6, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     guard = gradveil.protect(model, optimizer, cross_entropy, defense="dp:sigma=1")
     inputs, targets = examples()
-    guard.loss(model(inputs), targets).backward()
-    with pytest.raises(GradveilError, match=r"buffer '0\.mean'"):
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = guard.loss(model(inputs), targets)
+        assert model[0].mean is None if start is None else torch.equal(model[0].mean, start)
+        loss.backward()
         optimizer.step()
+    guard.update()
+    guard.new_round(parameters_of(model))
+    if start is not None:
+        model[0].mean.fill_(0.5)
+        with pytest.raises(GradveilError, match=r"buffer '0\.mean' changed outside"):
+            guard.loss(model(inputs), targets)
+
+
+def test_buffers_with_two_names_stay_one_when_they_are_put_back() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other, self.head = Centred(torch.zeros(6)), nn.Module(), nn.Linear(6, 3)
+            self.other.register_buffer("mean", self.one.mean)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            out: Tensor = self.head(self.one(inputs))
+            return out
+
+    loop = Loop("dp:sigma=1")
+    loop.protect(model=Shared())
+    loop.train(2)
+    assert loop.model.one.mean is loop.model.other.mean
+    assert not loop.guard.state_dict()["other.mean"].any()
+
+
+def test_under_dp_outputs_of_private_examples_decide_no_refusal() -> None:
+    """A crafted broadcast makes the loss of some examples overflow, in one sum with others and not alone."""
+    inputs = torch.full((8, 4), 0.0)
+    inputs[:, 0], inputs[0, 1] = 0.5, 1.0
+    weight = torch.zeros(10, 4)
+    weight[:, 0], weight[:, 1] = 5.66e18, 1.04e18
+    client = gradveil.Client(nn.Linear(4, 10), defense="dp:sigma=1", loss=nn.MSELoss())
+    client.start({"weight": weight, "bias": torch.zeros(10)})
+    client.step(inputs, torch.zeros(8, 10))
+    assert all(change.any() for change in client.reply().values())
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_outputs_in_bfloat16_are_no_other_loss(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 10))
+    guard = gradveil.protect(model, torch.optim.SGD(model.parameters(), lr=LR), cross_entropy, defense="dp:sigma=1")
+    inputs, targets = examples(seed)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = model(inputs)
+    guard.loss(outputs, targets).backward()
+    guard.close()
 
 
 def test_dp_takes_a_counter_in_a_buffer() -> None:
