@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -308,6 +310,35 @@ def test_an_example_whose_length_is_unknown_is_formed_alone(monkeypatch: pytest.
     assert sizes == [1]
 
 
+class Cancelling(nn.Module):
+    """Slopes of +-5e8 at a layer with few weights, which cancel over the positions of an example of ones."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.flat, self.wide = layer, nn.Linear(1024, 2, bias=False), nn.Linear(1100, 1100)
+        signs = torch.ones(1024)
+        signs[1::2] = -1
+        with torch.no_grad():
+            for p in self.parameters():
+                p.zero_()
+            self.flat.weight.copy_(torch.stack([1e9 * signs, -1e9 * signs]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.wide(0 * x.flatten(1)[:, :1].expand(-1, 1100))
+        outputs: Tensor = self.flat((x * self.layer(x)).flatten(1)) + wide[:, :2]
+        return outputs
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(1, 1, 1), nn.GroupNorm(1, 1)])
+def test_slopes_of_one_example_that_cancel_swallow_no_other(layer: nn.Module) -> None:
+    """Its gradient is short and is kept whole. In a sum over all examples its slopes took the digits of the others."""
+    inputs = torch.zeros(64, 1, 32, 32)
+    inputs[1:, 0, 0, 0] = 1e-9 * torch.linspace(1, 2, 63)
+    inputs[0] = 1
+    _, step = step_of(Cancelling(layer), Batch(inputs, torch.zeros(64).long()))
+    assert moved(step, 1.0) <= 1.0001
+
+
 class Positions(nn.Module):
     """A layer for each position, of which short inputs reach the first ones."""
 
@@ -425,6 +456,18 @@ class Attention(nn.Module):
         return outputs
 
 
+class Drawing(Recurrent):
+    """Stochastic depth by random numbers that are not torch's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__(lambda: nn.GRU(4, 6, batch_first=True))
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return -outputs if self.draw() < 0.5 else outputs
+
+
 class Fixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -440,6 +483,8 @@ class Fixed(nn.Module):
     [
         (Attention, "draws random numbers.*eval mode"),
         (lambda: Recurrent(lambda: nn.LSTM(4, 6, num_layers=2, dropout=0.1, batch_first=True)), "draws random"),
+        (lambda: Drawing(random.random), "draws random"),
+        (lambda: Drawing(lambda: np.random.rand()), "draws random"),  # noqa: NPY002
         (Fixed, "one example alone cannot be taken"),
     ],
 )

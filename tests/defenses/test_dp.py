@@ -344,6 +344,8 @@ def test_an_example_that_a_crafted_broadcast_makes_infinite_does_not_show(model:
 def test_half_precision_cannot_be_bounded(dtype: torch.dtype) -> None:
     with pytest.raises(GradveilError, match="float32"):
         DEFENSES.build("dp").check(nn.Linear(2, 2).to(dtype))
+    frozen = nn.Linear(2, 2).to(dtype).requires_grad_(False)
+    DEFENSES.build("dp").check(nn.Sequential(frozen, nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

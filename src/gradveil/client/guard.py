@@ -35,6 +35,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
+from gradveil.defenses.shared import copied_loss
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
 
 _TREES = ("parameters", "broadcast", "buffers", "trained_buffers")
@@ -82,6 +83,8 @@ class Guard:
     _update: Params | None
     _pending: list[Pass]
     _step: int
+    _shared: dict[str, str]
+    """For each name of a buffer the first name of the same one."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loss: Loss, defense: Defense) -> None:
         with _lock:
@@ -102,7 +105,8 @@ class Guard:
         self._looked: set[Optimizer] = set()
         self._ever = False
         self._taking, self._stepping, self._round, self._replaced = False, 0, 0, Params()
-        self._of_loss = detached(dict(loss.named_buffers()) if isinstance(loss, nn.Module) else {})
+        first = {id(buffer): name for name, buffer in model.named_buffers()}
+        self._shared = {n: first[id(b)] for n, b in model.named_buffers(remove_duplicate=False)}
         self._buffers = {name: self._past.served(buffer) for name, buffer in model.named_buffers()}
         self._begin(broadcast={})
         self.use(*optimizers)
@@ -136,7 +140,8 @@ class Guard:
             refuse("guard.loss takes one tensor of outputs and one of targets")
         adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
         # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
-        total = self._loss(outputs, targets) if len(targets) else outputs.sum()
+        loss = copied_loss(self._loss) if self._starts_over else self._loss  # which may remember examples
+        total = loss(outputs, targets) if len(targets) else outputs.sum()
         total = sum((layer.pop_term() for layer in adding if len(targets)), start=total)
         if not (torch.is_grad_enabled() and total.requires_grad):
             return total
@@ -184,10 +189,8 @@ class Guard:
         own = {name: named[id(p)] for name, p in self._model.named_parameters(remove_duplicate=False)}  # tied ones too
         sent = {name: self._broadcast[first] + update[first] for name, first in own.items()}
         buffers = dict(self._model.named_buffers()) if statistics else self._buffers
-        first = {id(buffer): name for name, buffer in self._model.named_buffers()}
-        shared = {n: first[id(b)] for n, b in self._model.named_buffers(remove_duplicate=False)}
         state = self._model.state_dict()  # without buffers that are not persistent
-        return detached(sent | {n: buffers[one] for n, one in shared.items() if one in buffers and n in state})
+        return detached(sent | {n: buffers[one] for n, one in self._shared.items() if one in buffers and n in state})
 
     def gradient(self) -> Params:
         """The defended gradient by name, for loops that send gradients: before the step ``p.grad`` is still bare."""
@@ -322,21 +325,30 @@ class Guard:
         if moved := differing(self._params, self._kept):
             hint = "only guarded steps may move it. Load what the server sent with guard.new_round(broadcast)"
             return f"parameter {moved[0]!r} moved without the guard ({where}): {hint}"
-        if self._guaranteed:  # what a buffer keeps of earlier examples would have a part in later steps; counters may
-            loss = self._loss.named_buffers("loss") if isinstance(self._loss, nn.Module) else ()
-            buffers = dict([*self._model.named_buffers(), *loss])
-            sent = self._buffers | {f"loss.{name}": buffer for name, buffer in self._of_loss.items()}
-            free = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
-            free |= {  # which follow from the weights
-                f"{place}.{name}"
-                for place, layer in self._model.named_modules()
-                if isinstance(layer, _SpectralNorm)
-                for name, _ in layer.named_buffers(recurse=False)
-            }
-            fixed = {name: buffer for name, buffer in sent.items() if name not in free}
-            if changed := differing(buffers, fixed) + sorted(buffers.keys() - sent.keys()):
-                return f"buffer {changed[0]!r} changed in training, which this defense cannot cover: keep it fixed"
+        if self._guaranteed and (changed := self._changed_buffers()):
+            return f"buffer {changed[0]!r} changed outside of a pass, and this defense keeps those of the server"
         return None
+
+    def _changed_buffers(self) -> list[str]:
+        """Those that are not the server's, counters aside and what follows from the weights."""
+        buffers = dict(self._model.named_buffers())
+        free = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
+        for place, layer in self._model.named_modules():
+            if isinstance(layer, _SpectralNorm):
+                free |= {f"{place}.{name}" for name, _ in layer.named_buffers(recurse=False)}
+        fixed = {name: buffer for name, buffer in self._buffers.items() if name not in free}
+        return differing(buffers, fixed) + sorted(buffers.keys() - self._buffers.keys() - self._shared.keys() - free)
+
+    def _put_back(self) -> None:
+        """The server's buffers, after a pass: what one keeps of its examples must have no part in a later one.
+
+        A refusal would tell a server, which can craft its buffers, that one example is there.
+        """
+        if self._guaranteed and (changed := self._changed_buffers()):
+            sent = detached({name: self._buffers[name] for name in changed if name in self._buffers})
+            names = [name for name in changed if name not in sent]  # of buffers that the server does not know
+            names += [name for name, first in self._shared.items() if first in sent]
+            set_buffers(self._model, {name: sent.get(self._shared.get(name, name)) for name in names})
 
     def _compare(self, where: str) -> None:
         if moved := self._moved(where):
@@ -391,6 +403,7 @@ class Guard:
         return (inputs.new_zeros(1, *inputs.shape[1:]) if self._stands_in else inputs,), {}
 
     def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> Any:
+        self._put_back()
         if not torch.is_grad_enabled():
             return None
         if not isinstance(outputs, Tensor):
@@ -426,6 +439,7 @@ class Guard:
             raise GradveilError("guarded models checkpoint with use_reentrant=False") from error
         finally:
             self._taking = False
+            self._put_back()  # what a part of the model that is computed again has changed
         gradients: Sequence[Tensor | None] = found
         total_gradient = Params()
         for (name, p), gradient in zip(wanted.items(), gradients, strict=True):

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.seeding import generator
 from gradveil.core.trees import is_plain
 from gradveil.core.types import Loss
 from gradveil.defenses import Defense
+from gradveil.defenses.shared import copied_loss
 from gradveil.models import AddsToLoss, Functional
 
 
@@ -96,14 +98,30 @@ def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set
 
 
 def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """A defense that begins with the examples computes the loss of each alone: nothing else may be in it."""
-    if loss(outputs, targets).requires_grad:
-        refuse("the loss has a part of its own in parameters, which this defense would lose: use weight_decay")
-    some = min(len(targets), 4)
-    try:
-        whole = loss(outputs[:some], targets[:some])
-        alone = torch.stack([loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(some)]).mean()
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise GradveilError("the loss cannot be computed of one example alone, which this defense needs") from error
-    if not torch.allclose(whole, alone, rtol=1e-3, atol=1e-6, equal_nan=True):
+    """A defense that begins with the examples computes the loss of each alone: nothing else may be in it.
+
+    Of outputs and targets only shapes and types are used. An error that depends on private examples, and on what a
+    model says of them, would tell a server, which can craft the model, that one of them is there.
+    """
+    rng, rows = generator(0, "examples for a loss"), torch.arange(len(targets), device=outputs.device) % 4
+    kind = torch.promote_types(outputs.dtype, torch.float32)
+    drawn = torch.rand((4, *outputs.shape[1:]), generator=rng).to(outputs.device, kind)
+    numbers = torch.rand((4, *targets.shape[1:]), generator=rng)
+    classes = torch.arange(4) % (outputs.shape[1] if outputs.dim() > 1 else 2)
+    classes = classes.view(-1, *[1] * (targets.dim() - 1)).expand_as(numbers)
+    wanted = (numbers if targets.is_floating_point() else classes).to(targets)
+    failures = (RuntimeError, ValueError, IndexError)
+    with torch.autocast(outputs.device.type, enabled=False), torch.autocast("cpu", enabled=False):
+        try:
+            whole = copied_loss(loss)(drawn[rows], wanted[rows])
+        except failures:
+            return  # it takes other numbers than these: nothing can be said of it
+        if whole.requires_grad:
+            refuse("the loss has a part of its own in parameters, which this defense would lose: use weight_decay")
+        try:
+            whole = copied_loss(loss)(drawn[rows[:4]], wanted[rows[:4]])
+            each = [copied_loss(loss)(drawn[i : i + 1], wanted[i : i + 1]) for i in range(len(rows[:4]))]
+        except failures as error:
+            raise GradveilError("the loss cannot be computed of one example alone, which this defense needs") from error
+    if not torch.allclose(whole, torch.stack(each).mean(), rtol=1e-3, atol=1e-6, equal_nan=True):
         refuse("the loss is not the mean over the examples, which this defense needs: no sums, no class weights")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
 
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from gradveil.core.trees import differing, digests
+from gradveil.core.trees import bits_of, differing
 from gradveil.core.types import Params
 from gradveil.defenses.accounting import Ledger
 
@@ -16,6 +18,8 @@ _MOST = 10_000
 _lock = threading.Lock()
 _pasts: weakref.WeakKeyDictionary[nn.Module, Past] = weakref.WeakKeyDictionary()
 """By layer, because a model that is protected again may be in a wrapper."""
+_stored: dict[StorageWeakRef, Past] = {}
+"""By where parameters are stored, because they may be in other layers by then."""
 
 
 class Past:
@@ -28,22 +32,31 @@ class Past:
 
     @classmethod
     def of(cls, model: nn.Module) -> Past:
-        """That of the layers of a model; if these have several, all that was spent."""
-        layers = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
+        """That of the layers and parameters of a model; if these have several, all that was spent."""
+        layers = [layer for layer in model.modules() if any(True for _ in layer.parameters())]
+        places = [StorageWeakRef(p.untyped_storage()) for p in model.parameters()]  # type: ignore[no-untyped-call]
         with _lock:
-            known = list({id(past): past for layer in layers if (past := _pasts.get(layer)) is not None}.values())
+            found = [*map(_pasts.get, layers), *map(_stored.get, places)]
+            known = list({id(past): past for past in found if past is not None}.values())
             past = known[0] if len(known) == 1 else cls()
             for one in known if len(known) > 1 else []:
                 past.ledger.merge(one.ledger)
                 past._server |= one._server
             for layer in layers:
                 _pasts[layer] = past
+            for place in [place for place in _stored if place.expired()]:  # type: ignore[no-untyped-call]
+                del _stored[place]
+            _stored.update(dict.fromkeys(places, past))
         return past
 
     def note(self, now: Params, sent: Params) -> None:
-        """Remember buffers as training left them, and what the server had sent."""
+        """Remember buffers as training left them, and what the server had sent.
+
+        Not counters: a server may send the number of steps that a client made as well.
+        """
         for name in differing(now, {name: buffer for name, buffer in sent.items() if name in now}):
-            self._server[self._key(now[name])] = sent[name]
+            if now[name].dim() or now[name].is_floating_point():
+                self._server[self._key(now[name])] = sent[name]
         for key in list(self._server)[:-_MOST]:
             del self._server[key]
 
@@ -55,4 +68,5 @@ class Past:
 
     @staticmethod
     def _key(buffer: Tensor) -> tuple[object, ...]:
-        return buffer.shape, buffer.dtype, *digests([buffer.detach().cpu()])
+        bits = bits_of(buffer.cpu().contiguous())
+        return buffer.shape, buffer.dtype, hashlib.sha256(bits.numpy().tobytes()).digest()

@@ -103,8 +103,10 @@ def clipped_mean(step: Step, bound: float) -> Params:
 def _unformed(step: Step, bound: float) -> tuple[Params, float]:
     """The same for a large model, and how many were clipped, without the gradient of any one example.
 
-    Of each only its length is found. What is kept of it scales the slopes at the outputs of every layer, and these give
-    the sum over all examples at once. An example whose length nobody can tell is left out, and formed by itself.
+    Of each only its length is found. What is kept of it scales the slopes at the outputs of a layer, and these give the
+    sum over all examples at once. Where a layer's gradients had to be formed for the length, these are summed: slopes
+    of one example that cancel would swallow others in a sum over all. An example whose length nobody can tell is left
+    out, and formed by itself.
     """
     count = len(step.batch)
     total: Params = {}
@@ -114,16 +116,18 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float]:
         network = network_of(step)  # a copy for each: a model may remember examples
         _, calls, slopes = forward_backward(network, step, some)
         with torch.no_grad(), without_tf32():
-            lengths = moments.lengths(calls, slopes, len(some), step.params.keys())
+            lengths, formed = moments.lengths(calls, slopes, len(some), step.params.keys())
             known = lengths.isfinite()
             clipped += float((known & (lengths > bound)).sum())
             kept = shrinkage(lengths, bound)
             if not known.all():  # NaN times nothing is NaN: what came into a layer has to go as well
                 inputs = [None if call.inputs is None else _times(call.inputs, known) for call in calls]
                 calls = [replace(call, inputs=x) for call, x in zip(calls, inputs, strict=True)]
-            shrunk = tuple(_times(slope, kept) for slope in slopes)
-            found = gradients(step, calls, shrunk, 1)
-        part = map_each(lambda g: g[0], found)
+                formed = {name: _times(each, known) for name, each in formed.items()}
+            slim = [place for place, call in enumerate(calls) if not set(call.parameters.values()) <= formed.keys()]
+            found = gradients(step, [calls[i] for i in slim], tuple(_times(slopes[i], kept) for i in slim), 1)
+            part = map_each(lambda g: g[0], found)
+            part |= {name: torch.tensordot(kept.to(each), each, dims=1) for name, each in formed.items()}
         total = add(total, part) if total else part
         if not known.all():  # of these alone: one example must not decide how others are treated
             odd = some.take(~known)

@@ -56,7 +56,7 @@ class DP(Defense):
 
     def check(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            if parameter.dtype.itemsize < 4:
+            if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 raise GradveilError(
                     f"defense dp cannot bound one example in {parameter.dtype} (parameter {name!r}), whose sums "
                     "lose small parts: keep the model in float32"

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import random
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._library.custom_ops import OPDEFS
 
 from gradveil import joint
 from gradveil.core.errors import GradveilError
 from gradveil.core.precise import without_tf32
 from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each
-from gradveil.core.types import Batch, Params
+from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses.base import Step
 from gradveil.joint import moments
 
@@ -85,7 +88,7 @@ def forward_backward(
     """What the model says of each example alone, [n, classes], and what the gradient of each is made of."""
     with torch.enable_grad():
         alone = batch.inputs.detach().clone().unsqueeze(1)  # a copy: the model may edit it in place
-        says, calls, slopes = network.derived(step.loss, alone, batch.labels.unsqueeze(1))
+        says, calls, slopes = network.derived(copied_loss(step.loss), alone, batch.labels.unsqueeze(1))
     return says[:, 0].detach(), calls, slopes
 
 
@@ -152,7 +155,7 @@ def one_by_one(step: Step, batch: Batch) -> Params:
                 + (str(error) or type(error).__name__).splitlines()[0][:160]
             ) from error
         found.append(slopes)
-    if any(not torch.equal(*states) for states in zip(before, _random_states(batch.inputs.device), strict=True)):
+    if before != _random_states(batch.inputs.device):
         # Later examples would draw other numbers if an earlier one were not there: each would move all of them.
         raise GradveilError(
             "the model draws random numbers, and gradients of single examples allow none: use eval mode, or a rate of "
@@ -171,9 +174,11 @@ def has_own_batching_rules() -> bool:
     for kind in found:
         found += kind.__subclasses__()  # the list grows while it is read
     plain = torch.autograd.Function.vmap
-    rules: list[Any] = [kind for kind in found if kind.vmap is not plain and not kind.generate_vmap_rule]
-    rules += [rule for one in OPDEFS.values() if (rule := getattr(one, "_vmap_fn", None)) is not None]
-    return any(not f"{rule.__module__}.".startswith(("torch.", "gradveil.")) for rule in rules)
+    rules = [kind for kind in found if kind.vmap is not plain and not kind.generate_vmap_rule]
+    operations = torch._C._dispatch_get_registrations_for_dispatch_key("FuncTorchBatched")  # those of C++ as well
+    return any(not f"{rule.__module__}.".startswith(("torch.", "gradveil.")) for rule in rules) or any(
+        not name.startswith("aten::") for name in operations
+    )
 
 
 def _copied(step: Step) -> Step:
@@ -182,16 +187,37 @@ def _copied(step: Step) -> Step:
     attributes = [value for layer in step.model.module.modules() for value in vars(layer).values()]
     outputs = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
     memo = {id(tensor): tensor for tensor in tensors} | {id(value): value.new_empty(0) for value in outputs}
-    loss = copy.deepcopy(step.loss) if isinstance(step.loss, nn.Module) else step.loss
-    return replace(step, model=copy.deepcopy(step.model, memo), loss=loss)
+    return replace(step, model=copy.deepcopy(step.model, memo), loss=copied_loss(step.loss))
 
 
-def _random_states(device: torch.device) -> list[Tensor]:
-    if device.type == "cpu":
-        return [torch.get_rng_state()]
-    kind = torch.get_device_module(device)
-    own = kind.get_rng_state_all() if hasattr(kind, "get_rng_state_all") else [kind.get_rng_state()]
-    return [torch.get_rng_state(), *own]
+def copied_loss(loss: Loss) -> Loss:
+    """A loss that remembers examples does so in the copy: in attributes, in buffers, in modules that a function uses.
+
+    Nothing else that a function uses is copied.
+    """
+    try:
+        if not isinstance(loss, FunctionType) or not loss.__closure__:
+            return copy.deepcopy(loss)  # a function is its own copy
+        used = [cell.cell_contents for cell in loss.__closure__]
+        cells = [CellType(copy.deepcopy(one)) if isinstance(one, nn.Module) else CellType(one) for one in used]
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:80]
+        raise GradveilError(
+            f"the loss cannot be copied, and might remember examples: give a function, or a plain object ({reason})"
+        ) from error
+    copied = FunctionType(loss.__code__, loss.__globals__, loss.__name__, loss.__defaults__, tuple(cells))
+    copied.__kwdefaults__ = loss.__kwdefaults__
+    return copied
+
+
+def _random_states(device: torch.device) -> list[object]:
+    """Those of torch, numpy and Python, which all code in a process shares."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        kind = torch.get_device_module(device)
+        states += kind.get_rng_state_all() if hasattr(kind, "get_rng_state_all") else [kind.get_rng_state()]
+    others = [random.getstate(), pickle.dumps(np.random.get_state())]  # noqa: NPY002
+    return [*others, *(state.tolist() for state in states)]
 
 
 def _separate(step: Step) -> joint.SharedNetwork:

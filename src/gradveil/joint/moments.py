@@ -106,8 +106,13 @@ def _members(sizes: tuple[int, ...], device: torch.device, kind: torch.dtype) ->
     return (of_entries[:, None] == tensors).to(kind)
 
 
-def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str]) -> Tensor:
+def lengths(
+    calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str]
+) -> tuple[Tensor, Params]:
     """[N]: how long the gradient of each problem is, over all of these parameters; infinity where nobody can tell.
+
+    Beside it the gradients that were formed for that, [N, ...] by name: all but the weights of slim layers. Their
+    lengths are those of these very numbers. Formed again, in a sum over problems, they could be rounded otherwise.
 
     A crafted broadcast can make activations so large and slopes so small that their squares leave float32, or sums of
     products that nearly cancel. A length that this may have touched is computed again in float64. Infinity is for
@@ -119,38 +124,40 @@ def lengths(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names:
         raise UnsupportedError("a parameter is used by two calls")
     sent = slopes[0].dtype
     kind = torch.promote_types(sent, torch.float32)
-    square, doubt = _squared_lengths(calls, slopes, problems, names, kind)
+    square, doubt, formed = _squared_lengths(calls, slopes, problems, names, kind)
     sure = square.isfinite() & (doubt <= 1e-3 * square + 1e-30)  # false for NaN
     if not sure.all():
-        exact, doubt = _squared_lengths(calls, slopes, problems, names, torch.float64)
+        exact, doubt, _ = _squared_lengths(calls, slopes, problems, names, torch.float64)
         exact = torch.where(doubt <= 1e2 * exact + 1e-30, exact, torch.inf)
         square = torch.where(sure, square.double(), exact)  # one problem does not change the length of another
-    return square.to(kind).clamp(min=0).sqrt().to(sent)
+    return square.to(kind).clamp(min=0).sqrt().to(sent), formed
 
 
 def _squared_lengths(
     calls: list[Call], slopes: tuple[Tensor, ...], problems: int, names: KeysView[str], kind: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """[N] each: the squared lengths, computed in ``kind``, and how wrong float32 may make them."""
-    parts, doubts = [], []
+) -> tuple[Tensor, Tensor, Params]:
+    """[N] each: the squared lengths, computed in ``kind``, and how wrong float32 may make them; and what was formed."""
+    parts, doubts, formed = [], [], Params()
     for call, slope in zip(calls, slopes, strict=True):
         if not _shown(call, names):
             continue
         if _is_slim(call, problems):
-            d, x = (factor.to(kind) for factor in _factors(call, slope, problems))
+            factors = _factors(call, slope, problems)
+            if "bias" in call.parameters:
+                formed[call.parameters["bias"]] = factors[0].sum(dim=2)
+            d, x = (factor.to(kind) for factor in factors)
             of_d, of_x = d.transpose(1, 2) @ d, x.transpose(1, 2) @ x
             parts.append((of_d * of_x).sum(dim=(1, 2)))
-            parts += [d.sum(dim=2).square().sum(dim=1)] if "bias" in call.parameters else []
             long_d, long_x = (products.diagonal(dim1=1, dim2=2).sum(dim=1) for products in (of_d, of_x))
             # Products are rounded in proportion to the lengths of the factors, and vanish below the smallest number.
             doubts.append(1e-6 * long_d * long_x + torch.finfo(kind).tiny * (long_d + long_x))
             if kind == torch.float64:  # slopes beside larger activations may underflow when they are scaled down
                 parts.append(torch.where(long_x < 1e60, 0.0, torch.inf))
         else:
-            formed = gradients([call], (slope,), problems)
-            parts += [tensor.flatten(1).to(kind).square().sum(dim=1) for tensor in formed.values()]
+            formed |= gradients([call], (slope,), problems)
+    parts += [tensor.flatten(1).to(kind).square().sum(dim=1) for tensor in formed.values()]
     square = torch.stack(parts).sum(0)
-    return square, torch.stack(doubts).sum(0) if doubts else torch.zeros_like(square)
+    return square, torch.stack(doubts).sum(0) if doubts else torch.zeros_like(square), formed
 
 
 def _factors(call: Call, slope: Tensor, problems: int) -> tuple[Tensor, Tensor]:

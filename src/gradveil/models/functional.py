@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -120,7 +121,7 @@ class Mirror:
         return plain.with_buffers({n: b for n, b in self._module.named_buffers() if n in plain.buffers})
 
 
-def set_buffers(module: nn.Module, values: Params) -> None:
+def set_buffers(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
     """Put tensors in the place of buffers, by name."""
     for name, value in values.items():
         owner, _, last = name.rpartition(".")

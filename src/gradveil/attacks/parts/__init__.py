@@ -1,1 +1,1 @@
-"""What attacks are made of: labels, priors, objectives, searches, channels of defenses, and the matching of them all."""
+"""What attacks are made of: labels, priors, objectives, searches, channels of defenses, and their matching."""
