@@ -20,7 +20,7 @@ from lab.reproduce.test_reproductions import tiny
 
 SOURCE = Path(gradveil.__file__).parent
 WRITES = {"core/atomic.py"}
-CACHE_OF_PUBLIC_ASSETS = {"assets/archive.py", "assets/clients.py", "assets/store.py"}
+CACHE_OF_PUBLIC_ASSETS = {"assets/fetching.py"}
 MAKING = {
     "write_text", "write_bytes", "mkdir", "makedirs", "touch", "mkfifo", "mknod", "mkstemp", "NamedTemporaryFile",
     "symlink_to", "hardlink_to", "extractall", "save_file", "savez", "savez_compressed", "savetxt", "tofile", "memmap",

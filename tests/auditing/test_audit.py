@@ -248,7 +248,7 @@ def test_without_lpips_the_row_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     audit = run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
     for row in audit.rows:
         assert row.lpips is None
-        assert "gradveil assets get lpips" in row.not_available.lpips
+        assert "gradveil assets get lpips" in row.not_available["lpips"]
         assert row.identified_by == "ssim"
         assert row.identified is not None
 

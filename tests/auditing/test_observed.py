@@ -162,7 +162,7 @@ def test_without_a_truth_only_the_objective_is_known(own: Path, tmp_path: Path) 
     bare = rows[3, (1,)]
     assert bare.objective is not None
     assert bare.identified is bare.psnr is bare.files.truth is None
-    assert "no truth" in bare.not_available.psnr
+    assert "no truth" in bare.not_available["psnr"]
     assert rows[3, (0,)].psnr > 0
     assert "no truth" in render(tmp_path / "a").read_text()
     for path in own.glob("taps/*.truth.safetensors"):

@@ -254,6 +254,8 @@ def load_reconstructions(path: Path) -> list[Reconstruction]:
     found = []
     try:
         for x, y, each, fact in zip(inputs, labels, scores, meta["facts"], strict=True):
+            if not all(isinstance(fact.get(key, ""), str) for key in ("stopped", "strategy", "candidates")):
+                raise TypeError("a word in it is no text")
             lists = {key: tuple(map(number, fact[key])) for key in ("objectives", "trace")}
             facts = {**fact, **lists, "objective": number(fact["objective"]), "steps": tuple(fact["steps"])}
             found.append(Reconstruction(inputs=x, labels=y, scores=each, **facts))

@@ -28,6 +28,8 @@ from gradveil.joint import moments
 T = TypeVar("T")
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """What torch raises where vmap, or a layer rule, cannot do what a model does."""
+_TORCHS_OWN = {"aten", "flex_lib"}
+"""Namespaces of operations whose batching rules are of torch; torch.compile loads the second."""
 _FEW_WEIGHTS = "with so few weights it is quicker to form the gradient of every example"
 
 
@@ -177,7 +179,7 @@ def has_own_batching_rules() -> bool:
     rules = [kind for kind in found if kind.vmap is not plain and not kind.generate_vmap_rule]
     operations = torch._C._dispatch_get_registrations_for_dispatch_key("FuncTorchBatched")  # those of C++ as well
     return any(not f"{rule.__module__}.".startswith(("torch.", "gradveil.")) for rule in rules) or any(
-        not name.startswith("aten::") for name in operations
+        name.partition("::")[0] not in _TORCHS_OWN for name in operations
     )
 
 

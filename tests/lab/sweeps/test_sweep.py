@@ -178,7 +178,7 @@ def test_trainings_are_swept_too_and_go_on_from_their_last_round(tmp_path: Path)
     for batch in batches_of(study):
         (entry,) = batch.entries
         assert isinstance(entry.case, Training)
-        run_training(replace(entry.case, rounds=1), broken.work(batch))
+        run_training(entry.case.model_copy(update={"rounds": 1}), broken.work(batch))
     begun = {seconds(path) for path in broken.folder.glob(".work/*/train.json")}
     assert run_study(study, broken.folder, start="fork").done == 2
     assert {seconds(path) for path in broken.folder.glob("*/train.json")} == begun, "the first round was not run again"

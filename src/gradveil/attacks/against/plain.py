@@ -34,7 +34,7 @@ def noise(defense: Noise, one: Observation) -> Channel:
     after_steps=True,
 )
 def clip(defense: Any, one: Observation) -> Channel:
-    if not hasattr(defense, "per"):  # that of each example
+    if defense.per == "example":
         return Channel(bound=defense.bound, per="example")
     return Channel(bound=defense.bound, per=_PER[defense.per], counted=_counted(one, defense.at))
 
