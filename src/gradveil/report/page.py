@@ -18,7 +18,7 @@ from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, styled
 from gradveil.report import gallery, svg, words
-from gradveil.report.sections import load_training, over_training, tradeoff
+from gradveil.report.sections import TrainingCurves, over_training, tradeoff
 
 
 def render(folder: Path) -> Path:
@@ -45,7 +45,7 @@ def render_trainings(folders: Sequence[Path], page: Path) -> Path:
         raise GradveilError("nothing to compare: name folders, as in gradveil train --compare DIR DIR --out page.html")
     if page.is_dir():
         raise GradveilError(f"{page} is a folder; name the page to write, as in --out page.html")
-    shown = [load_training(folder) for folder in folders]
+    shown = [TrainingCurves(folder) for folder in folders]
     shared = {name: value for name, value in shown[0].case.items() if all(one.case.get(name) == value for one in shown)}
     html = _templates().get_template("trainings.html").render(
         **_inlined("style", "report.css", "charts.css"),

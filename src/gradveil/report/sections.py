@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from markupsafe import Markup
@@ -155,57 +156,28 @@ class _TrainingFile(BaseModel):
     rows: list[_Round] | None = None
 
 
-@dataclass(frozen=True)
 class TrainingCurves:
-    """What a page shows of one training."""
+    """What a page shows of one training, out of ``folder/train.json``."""
 
-    name: str
-    case: dict[str, str]
-    complete: bool
-    rounds: int
-    accuracy: tuple[tuple[float, float], ...]
-    """(round, accuracy) wherever it was evaluated; likewise the loss, and accuracy over seconds."""
-    loss: tuple[tuple[float, float], ...]
-    over_time: tuple[tuple[float, float], ...]
-    seconds: float
-    megabytes_up: float
-    dropped: int
-    log: dict[str, float]
-
-    @property
-    def best(self) -> float | None:
-        return max((value for _, value in self.accuracy), default=None)
-
-    @property
-    def last(self) -> float | None:
-        return self.accuracy[-1][1] if self.accuracy else None
-
-
-def load_training(folder: Path) -> TrainingCurves:
-    """Read ``folder/train.json``."""
-    found = read_model(folder / "train.json", _TrainingFile, "a training")
-    rows, past = found.rows or [], 0.0
-    accuracy, loss, over_time = [], [], []
-    for place, row in enumerate(rows, start=1):
-        past += row.seconds or 0.0
-        if row.accuracy is not None:
-            accuracy.append((row.round or place, row.accuracy))
-            over_time.append((past, row.accuracy))
-        if row.loss is not None:
-            loss.append((row.round or place, row.loss))
-    return TrainingCurves(
-        name=folder.name or str(folder),
-        case={key: _shown(value) for key, value in (found.case or {}).items()},
-        complete=found.complete,
-        rounds=len(rows),
-        accuracy=tuple(accuracy),
-        loss=tuple(loss),
-        over_time=tuple(over_time),
-        seconds=past,
-        megabytes_up=sum(row.bytes_up or 0.0 for row in rows) / 1e6,
-        dropped=sum(len(row.dropped or []) for row in rows),
-        log={key: value for key, value in ((rows and rows[-1].log) or {}).items() if value is not None},
-    )
+    def __init__(self, folder: Path) -> None:
+        found = read_model(folder / "train.json", _TrainingFile, "a training")
+        rows = found.rows or []
+        numbers = [row.round or place for place, row in enumerate(rows, start=1)]
+        past = accumulate(row.seconds or 0.0 for row in rows)
+        timed = list(zip(rows, numbers, past, strict=True))
+        self.name = folder.name or str(folder)
+        self.case = {key: _shown(value) for key, value in (found.case or {}).items()}
+        self.complete, self.rounds = found.complete, len(rows)
+        # (round, value) wherever it was evaluated, and accuracy over seconds.
+        self.accuracy = [(number, row.accuracy) for row, number, _ in timed if row.accuracy is not None]
+        self.loss = [(number, row.loss) for row, number, _ in timed if row.loss is not None]
+        self.over_time = [(seconds, row.accuracy) for row, _, seconds in timed if row.accuracy is not None]
+        self.seconds = timed[-1][2] if timed else 0.0
+        self.megabytes_up = sum(row.bytes_up or 0.0 for row in rows) / 1e6
+        self.dropped = sum(len(row.dropped or []) for row in rows)
+        self.log = {key: value for key, value in ((rows and rows[-1].log) or {}).items() if value is not None}
+        self.best = max((value for _, value in self.accuracy), default=None)
+        self.last = self.accuracy[-1][1] if self.accuracy else None
 
 
 def _shown(value: JsonValue) -> str:
