@@ -2,7 +2,7 @@
 
     python scripts/pack_results.py reproductions/censor-1-paper reproductions/ggl-1-paper --to docs/results/paper/cases
 
-Pictures, updates and the curves of searches stay behind. The packed file, alone in a folder, is read like the folder.
+Pictures, updates and the curves of searches stay behind. What is packed can be read in place of the folder.
 """
 
 from __future__ import annotations
