@@ -667,3 +667,29 @@ def test_equal_tensors_count_each_in_a_clip_of_all() -> None:
     update = {f"b{place}": torch.full((16,), -0.01) for place in range(100)}
     sent = gradveil.defend_update(update, defense="clip:bound=0.01,per=global")
     assert torch.cat(list(sent.values())).norm() <= 0.010001
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.head(self.words(inputs).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("defense", [NOISE, "clip:bound=1", "dp:sigma=1", "clip:bound=1,per=example"])
+def test_batches_of_different_lengths_before_one_step(defense: str) -> None:
+    """Defenses that need nothing but the tensors take them; others say in one line what to do."""
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    guard = gradveil.protect(model, optimizer, cross_entropy, defense=defense)
+    for length in (5, 7):
+        (0.5 * guard.loss(model(torch.randint(20, (4, length))), torch.tensor([0, 1, 0, 1]))).backward()
+    if defense in (NOISE, "clip:bound=1"):
+        optimizer.step()
+        assert guard.update()
+    else:
+        with pytest.raises(GradveilError, match="different shapes"):
+            optimizer.step()

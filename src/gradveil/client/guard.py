@@ -34,7 +34,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Batch, Loss, Params
-from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
+from gradveil.defenses import DEFENSES, Defense, Log, Step, Transform, check_result, links_of
 from gradveil.defenses.shared import copied_loss
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
 
@@ -515,13 +515,18 @@ class Guard:
             )
         rate, expected = self._draws.check(count)
         live = {name: p.detach() for name, p in self._params.items()}
+        try:
+            batch = Batch(torch.cat([p.inputs for p in self._passes]), torch.cat([p.targets for p in self._passes]))
+        except RuntimeError:
+            if not all(isinstance(link, Transform) or type(link) is Defense for link in links_of(self._defense)):
+                refuse("batches of different shapes went backward before one step: pad them, or step on each")
+            batch = Batch(self._passes[-1].inputs, self._passes[-1].targets)  # which these do not look at
         step = Step(
             model=cast(Functional, self._passes[-1].model), loss=self._loss, rng=self._rng, log=self.log,
             number=self._step + 1, round_number=self._round, lr=float(optimizer.param_groups[0].get("lr", 0.0)),
             params={name: live[name] for name in self._gradients},
             frozen={name: tensor for name, tensor in live.items() if name not in self._gradients},
-            batch=Batch(torch.cat([p.inputs for p in self._passes]), torch.cat([p.targets for p in self._passes])),
-            sample_rate=rate, expected=expected,
+            batch=batch, sample_rate=rate, expected=expected,
         )  # fmt: skip
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
         self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))
