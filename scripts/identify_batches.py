@@ -24,7 +24,7 @@ from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import load
-from gradveil.defenses import DEFENSES
+from gradveil.defenses import DEFENSES, PublicData
 from gradveil.models import classifier
 from gradveil.threat import Observation, observe, threat_model
 
@@ -46,7 +46,7 @@ def replies(model: str, defense: str, seed: int, private: torch.Tensor) -> list[
     """What is seen of a client with this defense, for each batch of ``private``, places in the data."""
     guard, threat = DEFENSES.build(defense), threat_model("D")
     module = guard.on_model(models.build(model, DATA.domain, seed=seed))
-    client = SimulatedClient(module, recipe=Recipe(), defense=guard)
+    client = SimulatedClient(module, recipe=Recipe(), defense=guard, public=PublicData(DATA.batch(private).inputs))
     sent = client.model.params
     batches = [DATA.batch(part) for part in private.split(SIZE)]
     return [

@@ -24,7 +24,7 @@ from gradveil.core.seeding import derive
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import ImageSet, MemoryImages, load
-from gradveil.defenses import DEFENSES
+from gradveil.defenses import DEFENSES, PublicData
 from gradveil.metrics import ranks
 from gradveil.threat import Observation, observe, threat_model
 
@@ -49,7 +49,7 @@ def replies(data: ImageSet, private: torch.Tensor, model: str, defense: str, thr
     built, guard = models.build(model, data.domain, seed=0), DEFENSES.build(defense)
     module = guard.on_model(built).to(DEVICE)
     sent = {name: p.detach().clone() for name, p in module.named_parameters()}
-    client = SimulatedClient(module, recipe=RECIPE, defense=guard)
+    client = SimulatedClient(module, recipe=RECIPE, defense=guard, public=PublicData(data.batch(private).inputs))
     for i in private.tolist():
         batch = data.batch([i]).to(DEVICE)
         yield observe(

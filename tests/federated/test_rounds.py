@@ -16,7 +16,7 @@ from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import scaled
 from gradveil.core.types import Batch, Domain, Params, Recipe
-from gradveil.data import load
+from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.federated import Federation, Runner, Training, participants, why_unusable
 from gradveil.federated.clients import batched
@@ -31,8 +31,8 @@ def case(**fields: Any) -> Training:
     return Training(**({"data": "mnist-samples", "model": SMALL, "clients": 4, "rounds": 3} | fields))
 
 
-def trained(training: Training, **given: Any) -> Federation:
-    federation = Federation(training, given.pop("train", SAMPLES), **given)
+def trained(training: Training, data: ImageSet = SAMPLES, **given: Any) -> Federation:
+    federation = Federation(training, data, **given)
     for number in range(1, training.rounds + 1):
         federation.round(number)
     return federation
@@ -108,9 +108,9 @@ QUICK = {"dcs2": "dcs2:iterations=2", "dcs2plus": "dcs2plus:iterations=2", "cens
 def test_every_defense_trains_and_side_by_side_changes_nothing(spec: str) -> None:
     """On the GPU clients go side by side: the same up to rounding, whatever a defense draws or decides."""
     training = case(model=SMOOTH, defense=spec, rounds=2, lr=0.01, batch_size=10, partition="dirichlet:alpha=2")
-    train = SAMPLES.subset(range(40))  # leaves some that no client holds, to be public
-    alone = trained(training, train=train)
-    together = trained(Training(**{**training.as_json(), "side_by_side": "true"}), train=train)
+    some = SAMPLES.subset(range(50))  # no client holds the others, which are public
+    alone = trained(training, some)
+    together = trained(Training(**{**training.as_json(), "side_by_side": "true"}), some)
     assert alone.state.params.keys() == together.state.params.keys()
     for name, tensor in alone.state.params.items():
         assert torch.isfinite(tensor).all()
