@@ -97,7 +97,7 @@ def test_a_search_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -
     assert isinstance(attack, Matching)
     seen = observed(private_batches(2), model="lenet")
     _, starts, _ = attack.problems(seen, [0, 1])
-    inputs = attack.prior(seen[0], None).decode(starts, {}).flatten(0, 1)
+    inputs = attack.phases[0].prior(seen[0], None).decode(starts, {}).flatten(0, 1)
     found, again, given = attack.problems(seen_by(OnAKink(inputs, around=around)), [0, 1])
     assert torch.equal(again["pixels"], starts["pixels"])
     assert ("joint" in found) is not around
