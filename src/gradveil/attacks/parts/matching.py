@@ -124,6 +124,7 @@ class Matching(Attack):
         """Searches one after the other; each problem keeps the best of all by its own objective."""
 
     def __post_init__(self) -> None:
+        # phases are composed here so that a search with impossible options is refused before the attack runs
         if self.problems_each < 1 or not self.phases:
             raise GradveilError("an attack needs at least one restart and one iteration")
 
