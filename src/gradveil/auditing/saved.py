@@ -27,7 +27,7 @@ from gradveil.federated import read_training
 from gradveil.threat import Observation, load_observations
 from gradveil.threat.storage import KIND, read_domain
 
-_TAP = re.compile(r"round-(\d+)-client-(\d+)(?:-\d+)?")
+_TAP = re.compile(r"round-(\d{1,15})-client-(\d{1,15})(?:-\d+)?")
 _TRUTH = ".truth.safetensors"
 
 
