@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradveil.auditing import Audit, Row, read_audit
+from gradveil.auditing import Audit, ImageScore, Row, read_audit
 from gradveil.auditing.audit import SavedTraining
 from gradveil.core.atomic import write_json
 from gradveil.core.errors import BadFileError
@@ -89,6 +89,11 @@ def test_every_metric_of_the_table_has_a_place_in_the_record() -> None:
     shown = {name for name, metric in METRICS.items() if metric.meaning}
     assert shown <= set(Row.model_fields)
     assert all(metric.load() for metric in METRICS.values() if metric.function)
+
+
+def test_any_label_that_a_tensor_holds_can_be_written() -> None:
+    for label in (-(2**63), 2**63 - 1):
+        assert ImageScore(picture=0, stopped="", label_guess=label).label_guess == label
 
 
 def test_names_of_files_that_are_no_text_can_be_written() -> None:

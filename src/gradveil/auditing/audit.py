@@ -38,7 +38,8 @@ def _text(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
-Whole = Annotated[int, Strict(), Field(ge=-(2**53), le=2**53)]
+Whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+"""As a tensor holds it: labels and places may come from a file of somebody else."""
 Size = Annotated[int, Strict(), Field(ge=0, le=2**53)]
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
 Flag = Annotated[bool, Strict()]
@@ -67,7 +68,7 @@ class ImageScore(ImageMetrics, _Record):
     identified: Flag | None = None
     label_correct: Flag | None = None
     objective: Number = None
-    stopped: str
+    stopped: Text
     """Why the search ended."""
     client: Whole | None = None
     """Who held it, in an audit of saved exchanges."""

@@ -25,7 +25,7 @@ from gradveil.core.types import Batch, Params
 from gradveil.federated import read_training
 from gradveil.threat import Observation, load_observations
 
-_TAP = re.compile(r"round-(\d+)-client-(\d+)(?:-\d+)?")
+_TAP = re.compile(r"round-(\d{1,15})-client-(\d{1,15})(?:-\d+)?")
 _TRUTH = ".truth.safetensors"
 
 
