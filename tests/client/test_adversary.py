@@ -693,3 +693,61 @@ def test_batches_of_different_lengths_before_one_step(defense: str) -> None:
     else:
         with pytest.raises(GradveilError, match="different shapes"):
             optimizer.step()
+
+
+class Heated(nn.Module):
+    """A temperature that a loop may set, a number that is of the last examples, and an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.head, self.temperature, self.last = (
+            nn.Linear(4, 8),
+            nn.ReLU(),
+            nn.Linear(8, 2),
+            1.0,
+            0.0,
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.head(self.act(self.first(inputs))) / self.temperature * (1 + self.last)
+        self.last = 0.0 if torch._C._functorch.is_batchedtensor(inputs) else float(inputs.mean())
+        return out
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_dp_follows_numbers_that_a_loop_sets_and_not_those_of_examples(evaluates: bool) -> None:
+    model, (inputs, targets) = Heated(), drawn(11)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    guard = gradveil.protect(model, optimizer, cross_entropy, defense="dp:sigma=0,bound=1000")
+    for temperature in (1.0, 100.0):
+        model.temperature = temperature
+        if evaluates:
+            with torch.no_grad():
+                model(inputs + 1)
+        optimizer.zero_grad()
+        guard.loss(model(inputs), targets).backward()
+        optimizer.step()
+        plain = Heated()
+        plain.temperature = temperature
+        cross_entropy(plain(inputs), targets).backward()
+        torch.testing.assert_close(model.first.weight.grad, plain.first.weight.grad)
+
+
+def test_dp_refuses_a_layer_that_was_replaced_after_protect() -> None:
+    model, (inputs, targets) = Heated(), drawn(11)
+    guard = gradveil.protect(model, torch.optim.SGD(model.parameters(), lr=LR), cross_entropy, defense="dp:sigma=1")
+    model.act = nn.Tanh()
+    for _ in range(2):
+        with pytest.raises(GradveilError, match="'act' was replaced"):
+            guard.loss(model(inputs), targets)
+    guard.close()
+    assert steps_counted(model) == 1
+
+
+def test_dp_refuses_a_number_that_became_a_tensor() -> None:
+    model, (inputs, targets) = Heated(), drawn(11)
+    guard = gradveil.protect(model, torch.optim.SGD(model.parameters(), lr=LR), cross_entropy, defense="dp:sigma=1")
+    model.temperature = torch.tensor(3.0)
+    with pytest.raises(GradveilError, match="'temperature' was replaced"):
+        guard.loss(model(inputs), targets)

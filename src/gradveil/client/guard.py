@@ -22,19 +22,18 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from gradveil.client.guarded import Cut, Hook, Pass, check_arguments, check_loss, refuse
+from gradveil.client.guarded import Cut, Hook, Pass, changed_buffers, check_arguments, check_loss, joined, refuse
 from gradveil.client.past import Past
 from gradveil.client.sampling import Draws, Examples
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
-from gradveil.core.types import Batch, Loss, Params
-from gradveil.defenses import DEFENSES, Defense, Log, Step, Transform, check_result, links_of
+from gradveil.core.types import Loss, Params
+from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
 from gradveil.defenses.shared import copied_loss
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
 
@@ -325,26 +324,19 @@ class Guard:
         if moved := differing(self._params, self._kept):
             hint = "only guarded steps may move it. Load what the server sent with guard.new_round(broadcast)"
             return f"parameter {moved[0]!r} moved without the guard ({where}): {hint}"
-        if self._guaranteed and (changed := self._changed_buffers()):
+        if changed := self._changed_buffers():
             return f"buffer {changed[0]!r} changed outside of a pass, and this defense keeps those of the server"
         return None
 
     def _changed_buffers(self) -> list[str]:
-        """Those that are not the server's, counters aside and what follows from the weights."""
-        buffers = dict(self._model.named_buffers())
-        free = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
-        for place, layer in self._model.named_modules():
-            if isinstance(layer, _SpectralNorm):
-                free |= {f"{place}.{name}" for name, _ in layer.named_buffers(recurse=False)}
-        fixed = {name: buffer for name, buffer in self._buffers.items() if name not in free}
-        return differing(buffers, fixed) + sorted(buffers.keys() - self._buffers.keys() - self._shared.keys() - free)
+        return changed_buffers(self._model, self._buffers, self._shared.keys()) if self._guaranteed else []
 
     def _put_back(self) -> None:
         """The server's buffers, after a pass: what one keeps of its examples must have no part in a later one.
 
         A refusal would tell a server, which can craft its buffers, that one example is there.
         """
-        if self._guaranteed and (changed := self._changed_buffers()):
+        if changed := self._changed_buffers():
             sent = detached({name: self._buffers[name] for name in changed if name in self._buffers})
             names = [name for name in changed if name not in sent]  # of buffers that the server does not know
             names += [name for name, first in self._shared.items() if first in sent]
@@ -376,6 +368,7 @@ class Guard:
     def _before_forward(self, _model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         set_buffers(self._model, self._replaced)
         self._replaced = {}
+        replaced = self._mirror.follow() if self._starts_over else None
         if not torch.is_grad_enabled():
             return None  # evaluation
         if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
@@ -383,9 +376,10 @@ class Guard:
         if len(arguments) != 1 or keywords or not isinstance(arguments[0], Tensor):
             refuse("a guarded model takes one tensor of inputs: call it as model(inputs)")
         self._ready("model(inputs)", after_update=True)
-        self._last: tuple[Tensor, Functional | None, str | None] = (arguments[0], None, self._moved("model(inputs)"))
+        moved = replaced or self._moved("model(inputs)")
+        self._last: tuple[Tensor, Functional | None, str | None] = (arguments[0], None, moved)
         self._stands_in = False
-        if self._last[2]:
+        if moved:
             return None  # evaluation with gradients does no harm: guard.loss refuses it
         given = arguments[0]
         inputs = self._defense.on_inputs(given, self._rng) if len(given) else given
@@ -404,6 +398,8 @@ class Guard:
 
     def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> Any:
         self._put_back()
+        if self._starts_over:
+            self._mirror.note()
         if not torch.is_grad_enabled():
             return None
         if not isinstance(outputs, Tensor):
@@ -515,18 +511,12 @@ class Guard:
             )
         rate, expected = self._draws.check(count)
         live = {name: p.detach() for name, p in self._params.items()}
-        try:
-            batch = Batch(torch.cat([p.inputs for p in self._passes]), torch.cat([p.targets for p in self._passes]))
-        except RuntimeError:
-            if not all(isinstance(link, Transform) or type(link) is Defense for link in links_of(self._defense)):
-                refuse("batches of different shapes went backward before one step: pad them, or step on each")
-            batch = Batch(self._passes[-1].inputs, self._passes[-1].targets)  # which these do not look at
         step = Step(
             model=cast(Functional, self._passes[-1].model), loss=self._loss, rng=self._rng, log=self.log,
             number=self._step + 1, round_number=self._round, lr=float(optimizer.param_groups[0].get("lr", 0.0)),
             params={name: live[name] for name in self._gradients},
             frozen={name: tensor for name, tensor in live.items() if name not in self._gradients},
-            batch=batch, sample_rate=rate, expected=expected,
+            batch=joined(self._passes, self._defense), sample_rate=rate, expected=expected,
         )  # fmt: skip
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
         self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))

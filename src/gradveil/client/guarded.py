@@ -1,21 +1,22 @@
-"""What a guard puts into a model and its loss, and what it refuses before it does."""
+"""What a guard puts into a model and its loss, what it refuses before it does, and what it compares."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
-from gradveil.core.trees import is_plain
-from gradveil.core.types import Loss
-from gradveil.defenses import Defense
+from gradveil.core.trees import differing, is_plain
+from gradveil.core.types import Batch, Loss, Params
+from gradveil.defenses import Defense, Transform, links_of
 from gradveil.defenses.shared import copied_loss
 from gradveil.models import AddsToLoss, Functional
 
@@ -95,6 +96,30 @@ def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set
     for hooks in (model._forward_pre_hooks, model._forward_hooks):  # a copy of a guarded model gets its own guard
         for key in [key for key, hook in hooks.items() if isinstance(hook, Ghost)]:
             del hooks[key]
+
+
+def changed_buffers(model: nn.Module, sent: Params, names: Collection[str]) -> list[str]:
+    """Those that are not as the server sent them, or have none of these names.
+
+    Counters are left out, and what follows from the weights.
+    """
+    buffers = dict(model.named_buffers())
+    free = {name for name, b in buffers.items() if b.dim() == 0 and not b.is_floating_point()}
+    for place, layer in model.named_modules():
+        if isinstance(layer, _SpectralNorm):
+            free |= {f"{place}.{name}" for name, _ in layer.named_buffers(recurse=False)}
+    changed = differing(buffers, {name: buffer for name, buffer in sent.items() if name not in free})
+    return changed + sorted(buffers.keys() - sent.keys() - free - set(names))
+
+
+def joined(passes: list[Pass], defense: Defense) -> Batch:
+    """All examples of some passes; the last ones where shapes differ and the defense looks at none of them."""
+    try:
+        return Batch(torch.cat([one.inputs for one in passes]), torch.cat([one.targets for one in passes]))
+    except RuntimeError:
+        if not all(isinstance(link, Transform) or type(link) is Defense for link in links_of(defense)):
+            refuse("batches of different shapes went backward before one step: pad them, or step on each")
+        return Batch(passes[-1].inputs, passes[-1].targets)
 
 
 def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:

@@ -96,6 +96,10 @@ class Functional:
         return other
 
 
+_OF_ALL = vars(nn.Module()).keys()
+"""What torch keeps in every layer; the mode that a layer is in is one of them."""
+
+
 class Mirror:
     """A live module as a function: in the modes that its layers are in now, with the buffers that it has now."""
 
@@ -109,6 +113,30 @@ class Mirror:
                 f"and keep no outputs in the model ({str(error).splitlines()[0][:80]})"
             ) from error
         self._functions: dict[tuple[bool, ...], Functional] = {}
+        self._replaced: str | None = None
+        self.note()
+
+    def note(self) -> None:
+        """After a pass: what the pass itself set, which may tell of its examples, is not for the copy."""
+        self._noted = _attributes(self._module)
+
+    def follow(self) -> str | None:
+        """Before a pass: give the copy the numbers, texts and flags that were set on layers since the last one.
+
+        Returns why the copy cannot follow, if it cannot: a layer was replaced, or such an attribute by something else.
+        """
+        now = _attributes(self._module)
+        odd = [key for key, kind in now.items() if isinstance(kind, type) and self._noted.get(key) is not kind]
+        odd += [key for key, value in self._noted.items() if key not in now and value is not None]
+        if odd and self._replaced is None:
+            name = ".".join(filter(None, odd[0]))
+            self._replaced = f"{name!r} was replaced, and this defense works on a copy: protect the model again"
+        copies = [self._copy, *(function.module for function in self._functions.values())]
+        for (place, name), value in now.items() if self._replaced is None else ():
+            if (place, name) not in self._noted or self._noted[place, name] != value:
+                for module in copies:
+                    setattr(module.get_submodule(place), name, value)
+        return self._replaced
 
     def function(self) -> Functional:
         """Dropout is off in it."""
@@ -119,6 +147,15 @@ class Mirror:
             self._functions[modes] = Functional(self._copy, train_mode=None)
         plain = self._functions[modes]
         return plain.with_buffers({n: b for n, b in self._module.named_buffers() if n in plain.buffers})
+
+
+def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
+    """The type of each layer, and its numbers, texts and flags, by the layer's place and the attribute's name."""
+    plain, found = (bool, int, float, str, type(None)), dict[tuple[str, str], object]()
+    for place, layer in module.named_modules():
+        found[place, ""] = type(layer)
+        found |= {(place, n): v for n, v in vars(layer).items() if n not in _OF_ALL and isinstance(v, plain)}
+    return found
 
 
 def set_buffers(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
