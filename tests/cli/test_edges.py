@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from typing import NoReturn
@@ -166,6 +167,7 @@ def test_a_setting_that_is_not_there_is_refused_without_a_defense_too(
 
 def test_an_interrupted_command_says_so(seen: str, gradveil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attack, "load_observations", interrupted)
+    import_module("gradveil.lab.commands.bench")  # makes its commands of the benchmarks as they are
     monkeypatch.setitem(BENCHES, "rounds", interrupted)
     for arguments in (["attack", seen], ["bench", "rounds"]):
         assert gradveil(*arguments) == (130, "", "gradveil: interrupted\n")
