@@ -26,7 +26,7 @@ import torch
 from gradveil.auditing import score_again
 from gradveil.core.progress import Progress
 from gradveil.data import DATASETS, ImageSet, MemoryImages, load
-from gradveil.lab.reproduce import SCALES, Plan, page, plan, reproduction, run_plan
+from gradveil.lab.reproduce import SCALES, ReproductionPlan, page, plan, reproduction, run_plan
 from gradveil.lab.sweeps import ResultFolder, Status
 
 
@@ -45,7 +45,7 @@ def npz(_: Progress, *, path: str) -> ImageSet:
 class Lines:
     """Every case once it is done, as a line; what it saw goes, for the updates of a large model fill a disk."""
 
-    def __init__(self, planned: Plan, out: Path, started: float) -> None:
+    def __init__(self, planned: ReproductionPlan, out: Path, started: float) -> None:
         self.planned, self.results, self.started = planned, ResultFolder(out), started
         self.printed: set[str] = set()
 
@@ -77,7 +77,7 @@ def brought(options: argparse.Namespace, name: str) -> dict[str, str]:
     return {word: spec for word, spec in given.items() if word in words}
 
 
-def narrowed(planned: Plan, patterns: list[str]) -> Plan:
+def narrowed(planned: ReproductionPlan, patterns: list[str]) -> ReproductionPlan:
     """Only those lines whose words look like one of these; all where there is none."""
 
     def named(line: tuple[str, ...]) -> bool:
@@ -86,7 +86,7 @@ def narrowed(planned: Plan, patterns: list[str]) -> Plan:
     return replace(planned, lines=tuple(tuple(one for one in each if named(one.line)) for each in planned.lines))
 
 
-def add_scores(planned: Plan, out: Path) -> None:
+def add_scores(planned: ReproductionPlan, out: Path) -> None:
     """LPIPS and what rests on it, for audits that were run where there was none."""
     results = ResultFolder(out)
     for entry in planned.study.entries if planned.study else ():

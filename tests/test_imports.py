@@ -62,6 +62,15 @@ def test_a_file_imports_only_from_above(path: Path) -> None:
     assert forbidden(path.relative_to(SOURCE).parent.as_posix(), path.read_text()) == set()
 
 
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_every_folder_has_a_level() -> None:
     assert {path.relative_to(SOURCE).parts[0] for path in FILES} <= set(LEVELS)
 

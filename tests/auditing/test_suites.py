@@ -11,7 +11,7 @@ import pytest
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Budget
 from gradveil.auditing import make_case, make_observed_case, run_case, run_observed, score_again
-from gradveil.auditing.suites import MEMBERS, Setting, suite
+from gradveil.auditing.suites import MEMBERS, SuiteSetting, suite
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Recipe
 from gradveil.data import load
@@ -27,12 +27,12 @@ FEDAVG = Recipe(sends="delta", epochs=2, lr=0.05)
 
 def setting(
     threat: str = "C", model: str = "lenet", data: str = "cifar10-samples", *, size: int | None = None, **other: Any
-) -> Setting:
+) -> SuiteSetting:
     domain = load(data).domain
     domain = domain if size is None else replace(domain, height=size, width=size)
     module = models.build(model, domain, seed=0)
     plain = {"recipe": Recipe(), "batch_size": 1}
-    return Setting(threat=threat_model(threat), module=module, model=model, domain=domain, **(plain | other))
+    return SuiteSetting(threat=threat_model(threat), module=module, model=model, domain=domain, **(plain | other))
 
 
 def names(budget: str, *given: Any, **other: Any) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradveil.auditing import Audit, Row, Verdict, make_case, read_audit, run_case, score_again, write_junit
-from gradveil.auditing.audit import Found
+from gradveil.auditing.audit import Leak
 from gradveil.auditing.costs import costs
 from gradveil.auditing.verdict import judged, privacy_grade, verdicts
 from gradveil.core.errors import BadFileError, GradveilError
@@ -166,7 +166,7 @@ def test_a_verdict_by_choice_says_what_was_rebuilt() -> None:
     rows = [choice("identify", 1.0), choice("fingerprint", 0.75), row("ig", 0.5, 12.0), row("gi", 0.5, 13.0), alone]
     (verdict,) = verdicts(rows)
     assert (verdict.attack, verdict.grade, verdict.identified) == ("identify", "F", 1.0)
-    assert verdict.rebuilt == Found(
+    assert verdict.rebuilt == Leak(
         attack="gi",
         identified=0.5,
         identified_interval=wilson(2, 4),

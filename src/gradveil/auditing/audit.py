@@ -185,7 +185,7 @@ class Cost(_Record):
     sentence: str = ""
 
 
-class Found(_Record):
+class Leak(_Record):
     """The most that attacks identified, beside chance."""
 
     attack: str | None = None
@@ -198,7 +198,7 @@ class Found(_Record):
     """Whether more were identified than chance explains; None where chance is not known."""
 
 
-class Verdict(Found):
+class Verdict(Leak):
     """The worst case of one defense over all attacks."""
 
     defense: str
@@ -212,7 +212,7 @@ class Verdict(Found):
     candidates: Count | None = None
     ranked_first: Share = None
     round: Whole | None = None
-    rebuilt: Found | None = None
+    rebuilt: Leak | None = None
     """The worst without candidates, where the worst attack chooses among them and some other does not."""
     flags: tuple[str, ...] = ()
     sentence: str = ""

@@ -24,7 +24,7 @@ from gradveil.auditing.flags import explained, flagged
 from gradveil.auditing.rows import make_row
 from gradveil.auditing.scoring import Judge, ranked
 from gradveil.auditing.store import Store
-from gradveil.auditing.suites import Setting, suite
+from gradveil.auditing.suites import SuiteSetting, suite
 from gradveil.auditing.verdict import GRADES, verdicts
 from gradveil.client import cross_entropy
 from gradveil.core.environment import environment
@@ -239,7 +239,7 @@ def check_device(device: str) -> None:
 
 def _with_suite(case: Case, made: Broadcast, domain: Domain) -> Case:
     """The case with the attacks of its budget that can run on it."""
-    setting = Setting(
+    setting = SuiteSetting(
         threat=threat_model(case.threat),
         module=made.module,
         model=case.model,

@@ -26,7 +26,7 @@ _ONLY_WHILE_MADE = frozenset({Knowledge.CRAFT, Knowledge.CANDIDATES})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SuiteSetting:
     """What decides which attacks can run."""
 
     threat: ThreatModel
@@ -87,11 +87,11 @@ class Member:
 
     attack: str
     since: str
-    fits: Callable[[Setting], bool] = lambda setting: setting.replayable
+    fits: Callable[[SuiteSetting], bool] = lambda setting: setting.replayable
     large: str | None = "same"
     """None: a large model is not worth what it takes."""
 
-    def spec(self, setting: Setting) -> str | None:
+    def spec(self, setting: SuiteSetting) -> str | None:
         return self.attack if self.large == "same" or not setting.large else self.large
 
 
@@ -129,7 +129,7 @@ steps cost some eight times those of a search over pixels. On a large model a se
 leads to the picture, and started once."""
 
 
-def suite(budget: str, setting: Setting) -> tuple[str, ...]:
+def suite(budget: str, setting: SuiteSetting) -> tuple[str, ...]:
     """The attacks of a budget that can run in a setting, the cheap ones first."""
     upto = list(BUDGETS)[: list(BUDGETS).index(budget) + 1]
     fitting = [m for m in MEMBERS if m.since in upto and _granted(m, setting) and m.fits(setting)]
@@ -148,12 +148,12 @@ def suite_for_saved(budget: str, seen: Sequence[Observation]) -> tuple[str, ...]
     return tuple(attack for attack in each[0] if all(attack in others for others in each))
 
 
-def _granted(member: Member, setting: Setting) -> bool:
+def _granted(member: Member, setting: SuiteSetting) -> bool:
     return ATTACKS.build(member.attack, BUDGETS[member.since]).requires <= setting.knows
 
 
-def _setting_of(one: Observation) -> Setting:
-    return Setting(
+def _setting_of(one: Observation) -> SuiteSetting:
+    return SuiteSetting(
         threat=threat_model(one.threat),
         module=one.module,
         model=one.model,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
-from gradveil.auditing.audit import Cost, Found, Row, Verdict
+from gradveil.auditing.audit import Cost, Leak, Row, Verdict
 
 GRADES = {
     "privacy": {"A": 0.1, "B": 0.25, "C": 0.5, "D": 0.75},
@@ -21,7 +21,7 @@ _GOOD = ("A", "B")
 """Grades of a defense that held; a few images, none of them found, are not above chance either, but earn neither."""
 _SELDOM = 0.025
 """Chance is ruled out where it finds as many in fewer than one of forty audits."""
-_Found = TypeVar("_Found", bound=Found)
+_Leak = TypeVar("_Leak", bound=Leak)
 
 
 def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tuple[Verdict, ...]:
@@ -54,9 +54,9 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tu
     return tuple(found)
 
 
-def _found(row: Row, rows: Sequence[Row]) -> Found:
+def _found(row: Row, rows: Sequence[Row]) -> Leak:
     alone = row.prior_among(rows)
-    return Found(
+    return Leak(
         attack=row.attack,
         identified=row.identified,
         identified_interval=row.identified_interval,
@@ -101,7 +101,7 @@ def judged(verdict: Verdict) -> Verdict:
     return beside.model_copy(update={"outcome": outcome, "rebuilt": rebuilt})
 
 
-def _beside_chance(found: _Found, verdict: Verdict) -> _Found:
+def _beside_chance(found: _Leak, verdict: Verdict) -> _Leak:
     alone, at_random, above = found.prior_only_identified, verdict.at_random, None
     chance = None if alone is None or at_random is None else max(alone, at_random)
     if found.identified is not None and found.identified_interval is not None and chance is not None:

@@ -33,14 +33,14 @@ _TORCHS_OWN = {"aten", "flex_lib"}
 _FEW_WEIGHTS = "with so few weights it is quicker to form the gradient of every example"
 
 
-class _Memory(threading.local):
+class _PerThread(threading.local):
     """Of each thread its own: what is kept may hold a CUDA graph, which two threads must not replay at once."""
 
     def __init__(self) -> None:
         self.by_module: WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
-_memory = _Memory()
+_memory = _PerThread()
 
 
 def remembered(module: nn.Module, key: Hashable, make: Callable[[], T]) -> T:

@@ -166,7 +166,7 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
         return []
     for place, row in enumerate(rows := saved["rows"], start=1):
         try:
-            damaged = Row.model_validate(row).round != place
+            damaged = RoundRow.model_validate(row).round != place
         except ValidationError:
             damaged = True
         if damaged:
@@ -198,7 +198,7 @@ _Finite = Annotated[int | float, Field(gt=-1e300, lt=1e300)]
 """JSON has whole numbers of any length, infinities and NaN."""
 
 
-class Row(BaseModel):
+class RoundRow(BaseModel):
     """What :meth:`Round.as_json` writes, as far as a training that goes on needs it."""
 
     model_config = ConfigDict(strict=True, extra="allow")

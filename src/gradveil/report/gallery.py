@@ -38,7 +38,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Cell:
+class GalleryCell:
     """One picture. ``identified`` is None where nobody judged it, as for the truth."""
 
     alt: str
@@ -60,11 +60,11 @@ class Strip:
     file: str
     picked: tuple[int, ...]
     """Where its pictures stand in the file."""
-    cells: tuple[Cell, ...]
+    cells: tuple[GalleryCell, ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class GalleryTable:
     """Truth first, then attacks, then what the search draws without the update; a column has a title and a detail."""
 
     title: str
@@ -76,7 +76,7 @@ class Table:
 class Gallery:
     """All picture tables, and how the pictures are shown."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[GalleryTable, ...]
     shown: int
     """How many images; some rows may be of fewer."""
     left_out: int
@@ -123,14 +123,14 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _each_held_once(tables: Sequence[Table], encoded: dict[str, list[str]]) -> tuple[Table, ...]:
+def _each_held_once(tables: Sequence[GalleryTable], encoded: dict[str, list[str]]) -> tuple[GalleryTable, ...]:
     """The tables with their pictures, where one that was shown before is only named."""
     times = Counter(source for table in tables for strip in table.strips for source in encoded[strip.file])
     repeated = (source for source, count in times.items() if count > 1)
     names = {source: f"picture-{number}" for number, source in enumerate(repeated, start=1)}
     held: set[str] = set()
 
-    def shown(cell: Cell, source: str) -> Cell:
+    def shown(cell: GalleryCell, source: str) -> GalleryCell:
         if source not in names:
             return replace(cell, source=source)
         first = source not in held
@@ -155,7 +155,7 @@ def shown_size(width: int, height: int, *, near: int) -> tuple[int, int]:
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def _by_defense(audit: Audit, folder: Path) -> list[Table]:
+def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
     """The tables of an audit whose rows are all of the same images, each with chance last.
 
     First every defense under its worst attack, and where that chooses among candidates, under the worst that does not.
@@ -172,14 +172,16 @@ def _by_defense(audit: Audit, folder: Path) -> list[Table]:
         raise BadFileError(f"{where}: row 1 names no truth; the file is damaged")
     columns = first.per_image[:MOST_COLUMNS]
     heads = tuple((f"Image {i.index}", "" if i.label is None else f"label {i.label}") for i in columns)
-    private = tuple(Cell(f"Private image {image.index}, label {image.label}") for image in columns)
+    private = tuple(GalleryCell(f"Private image {image.index}, label {image.label}") for image in columns)
     truth = Strip("Truth", "the private images", "truth", first.files.truth, tuple(range(len(columns))), private)
 
-    def table(title: str, rows: Sequence[Row], *, by_attack: bool = False, chance_of: Sequence[Row] = ()) -> Table:
+    def table(
+        title: str, rows: Sequence[Row], *, by_attack: bool = False, chance_of: Sequence[Row] = ()
+    ) -> GalleryTable:
         """About one defense where ``by_attack``, so the attack is what tells rows apart."""
         names = {row.attack for row in chance_of}
         priors = [row for row in audit.rows if row.is_prior and row.prior_of in names]
-        return Table(title, heads, (truth, *(_against(row, by_attack=by_attack) for row in [*rows, *priors])))
+        return GalleryTable(title, heads, (truth, *(_against(row, by_attack=by_attack) for row in [*rows, *priors])))
 
     attacks: dict[str, list[Row]] = {}
     for row in audit.rows:
@@ -219,7 +221,7 @@ def _against(row: Row, *, by_attack: bool) -> Strip:
     return _drawn(row, name, detail, who)
 
 
-def _by_stage(audit: Audit, folder: Path) -> list[Table]:
+def _by_stage(audit: Audit, folder: Path) -> list[GalleryTable]:
     """The tables of an audit of saved exchanges: for each training its stages one below the other.
 
     A stage has its truth, unless it stands above, and its attacks.
@@ -244,15 +246,15 @@ def _by_stage(audit: Audit, folder: Path) -> list[Table]:
             for row in members:
                 untold = "" if row.files.truth else ", no truth"
                 strips.append(_drawn(row, row.attack, f"{when}{untold}", f"{row.attack} in {when}:"))
-        tables.append(Table(f"{training}: stage by stage", heads, tuple(strips)))
+        tables.append(GalleryTable(f"{training}: stage by stage", heads, tuple(strips)))
     return tables
 
 
 def _truth_of(row: Row, file: str, when: str) -> Strip:
-    def cell(image: ImageScore) -> Cell:
+    def cell(image: ImageScore) -> GalleryCell:
         facts = {"client": image.client, "label": image.label}
         said = tuple(f"{name} {value}" for name, value in facts.items() if value is not None)
-        return Cell(f"Private image {image.index} of {when}, client {image.client}", said)
+        return GalleryCell(f"Private image {image.index} of {when}, client {image.client}", said)
 
     images = row.per_image[:MOST_COLUMNS]
     return Strip("Truth", when, "truth", file, tuple(range(len(images))), tuple(map(cell, images)))
@@ -264,10 +266,10 @@ def _drawn(row: Row, name: str, detail: str, who: str) -> Strip:
     images, cells = row.per_image[:MOST_COLUMNS], []
     for place, image in enumerate(images, start=1):
         if row.files.truth is None:
-            cells.append(Cell(f"{who} picture {place}"))
+            cells.append(GalleryCell(f"{who} picture {place}"))
         else:
             scores = tuple(f"{metric.title} {metric.format(getattr(image, metric.name))}" for metric in shown)
-            cells.append(Cell(f"{who} image {image.index}", scores, image.identified))
+            cells.append(GalleryCell(f"{who} image {image.index}", scores, image.identified))
     kind = "prior" if row.is_prior else "attack"
     return Strip(name, detail, kind, row.files.reconstruction, tuple(image.picture for image in images), tuple(cells))
 

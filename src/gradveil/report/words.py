@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from gradveil.auditing.audit import Found, Row, SavedTraining, Verdict
+from gradveil.auditing.audit import Leak, Row, SavedTraining, Verdict
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, finite, styled
 
 NO_MOVE = "It has no counter-move here, and goes by what the update itself shows."
@@ -103,7 +103,7 @@ def headline(verdicts: Sequence[Verdict]) -> str:
 
 def _without_candidates(verdicts: Sequence[Verdict]) -> str:
     """In how many settings it took no list to choose from; empty where no attack had one."""
-    rebuilding: list[Found | None] = [one.rebuilt or (one if one.ranked_first is None else None) for one in verdicts]
+    rebuilding: list[Leak | None] = [one.rebuilt or (one if one.ranked_first is None else None) for one in verdicts]
     known = [one.above_chance for one in rebuilding if one is not None and one.above_chance is not None]
     if not known or not any(verdict.rebuilt for verdict in verdicts):
         return ""

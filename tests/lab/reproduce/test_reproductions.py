@@ -15,8 +15,8 @@ from gradveil.lab.reproduce import (
     PAPERS,
     SCALES,
     Column,
-    Plan,
     Reproduction,
+    ReproductionPlan,
     Scale,
     Table,
     Word,
@@ -50,7 +50,7 @@ def attack(small: str, paper: str) -> Word:
     return Word({"attacks": small}, {"attacks": paper})
 
 
-def run_here(planned: Plan, out: Path, report: Callable[[Status], None] = lambda _status: None) -> None:
+def run_here(planned: ReproductionPlan, out: Path, report: Callable[[Status], None] = lambda _status: None) -> None:
     run_plan(planned, out, start="here", report=report)
 
 

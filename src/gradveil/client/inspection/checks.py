@@ -21,7 +21,7 @@ from gradveil.core.types import Params
 from gradveil.models import Functional
 
 
-class Mark(NamedTuple):
+class Measurement(NamedTuple):
     """Where a check looked, how much it found there, and what that means if it is too much."""
 
     where: str | tuple[str, ...]
@@ -50,11 +50,11 @@ LARGEST_RATIO = 1e6
 
 def check(
     bound: float, severity: Severity = "alarm"
-) -> Callable[[Callable[[InspectedBroadcast], Iterator[Mark]]], Callable[[InspectedBroadcast], list[Finding]]]:
+) -> Callable[[Callable[[InspectedBroadcast], Iterator[Measurement]]], Callable[[InspectedBroadcast], list[Finding]]]:
     """Register a function as the check of its name."""
 
     def register(
-        marks: Callable[[InspectedBroadcast], Iterator[Mark]],
+        marks: Callable[[InspectedBroadcast], Iterator[Measurement]],
     ) -> Callable[[InspectedBroadcast], list[Finding]]:
         name = marks.__name__.replace("_", " ")
 
@@ -79,16 +79,16 @@ def check(
 
 
 @check(bound=0)
-def not_finite(seen: InspectedBroadcast) -> Iterator[Mark]:
+def not_finite(seen: InspectedBroadcast) -> Iterator[Measurement]:
     tensors = {**seen.sent, **dict(seen.module.named_buffers())}
     bad = {name: int((~torch.isfinite(tensor)).sum()) for name, tensor in tensors.items() if tensor.is_floating_point()}
     where = tuple(name for name, count in bad.items() if count)
     sentence = f"{sum(bad.values())} of its numbers are NaN or infinite: training on them sends nothing useful"
-    yield Mark(where, float(sum(bad.values())), sentence)
+    yield Measurement(where, float(sum(bad.values())), sentence)
 
 
 @check(bound=0)
-def other_layers(seen: InspectedBroadcast) -> Iterator[Mark]:
+def other_layers(seen: InspectedBroadcast) -> Iterator[Measurement]:
     """Parameters that the agreed model or the last broadcast has not, lacks, or has in another shape or kind."""
     forms = {name: form(tensor) for name, tensor in seen.sent.items()}
     known = {"the model agreed on": dict(seen.module.named_parameters()), "the last broadcast": seen.previous}
@@ -96,7 +96,7 @@ def other_layers(seen: InspectedBroadcast) -> Iterator[Mark]:
         if params is not None:
             theirs = {name: form(tensor) for name, tensor in params.items()}
             where = tuple(sorted({name for name, _ in forms.items() ^ theirs.items()}))
-            yield Mark(
+            yield Measurement(
                 where,
                 float(len(where)),
                 f"{len(where)} parameters are not as in {whose}, by name, shape or kind of number: a layer "
@@ -105,7 +105,7 @@ def other_layers(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=0.5)
-def copied_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
+def copied_rows(seen: InspectedBroadcast) -> Iterator[Measurement]:
     """Rows of a layer that are copies of each other: one linear query asked many times over, as Imprint does."""
     for layer in seen.hidden:
         # only where all of an input arrives: in later layers a single large step makes honest rows parallel
@@ -119,7 +119,7 @@ def copied_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
         rows = rows[along.abs().argsort()]
         same = (rows[1:] * rows[:-1]).sum(dim=1).abs() > PARALLEL
         share = float((F.pad(same, (1, 0)) | F.pad(same, (0, 1))).float().mean())
-        yield Mark(
+        yield Measurement(
             layer.name,
             share,
             f"{share:.0%} of its {layer.rows} rows are multiples of another row (honest: none), so that "
@@ -128,14 +128,14 @@ def copied_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=0.9)
-def bias_ladder(seen: InspectedBroadcast) -> Iterator[Mark]:
+def bias_ladder(seen: InspectedBroadcast) -> Iterator[Measurement]:
     """Biases in order, which sort examples into bins, as Imprint's do."""
     for layer in seen.hidden:
         if layer.bias is None or layer.rows < FEWEST:
             continue
         steps = (layer.bias / layer.weight.norm(dim=1).clamp(min=1e-30)).diff().sign()
         ordered = max(float((steps == way).float().mean()) for way in (1, -1))
-        yield Mark(
+        yield Measurement(
             f"{layer.name}.bias",
             ordered,
             f"{ordered:.0%} of its {layer.rows} biases, each over the size of its row, come in order "
@@ -149,7 +149,7 @@ def bias_ladder(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=10)
-def mirrored_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
+def mirrored_rows(seen: InspectedBroadcast) -> Iterator[Measurement]:
     for layer in seen.hidden:
         if min(layer.weight.shape) < FEWEST:
             continue
@@ -160,7 +160,7 @@ def mirrored_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
         error = (positive - factor[:, None] * negative).norm(dim=1) / positive.norm(dim=1).clamp(min=1e-12)
         # sorted samples of one distribution differ by about 1 / sqrt(columns) of their size
         too_close = 1 / max(float(error.median()) * math.sqrt(rising.shape[1]), 1e-9)
-        yield Mark(
+        yield Measurement(
             f"{layer.name}.weight",
             too_close,
             f"the positive weights of a row are its negative ones over again, {_times(too_close)} closer "
@@ -169,7 +169,7 @@ def mirrored_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=5)
-def equal_balance(seen: InspectedBroadcast) -> Iterator[Mark]:
+def equal_balance(seen: InspectedBroadcast) -> Iterator[Measurement]:
     for layer in seen.hidden:
         if min(layer.weight.shape) < FEWEST:
             continue
@@ -177,7 +177,7 @@ def equal_balance(seen: InspectedBroadcast) -> Iterator[Mark]:
         balance = layer.weight.sum(dim=1) / layer.weight.norm(dim=1).clamp(min=1e-12)
         too_equal = 1 / max(float(balance.std()), 1e-9)
         if float(balance.mean()) < -OFF_BALANCE:
-            yield Mark(
+            yield Measurement(
                 f"{layer.name}.weight",
                 too_equal,
                 "negative weights outweigh positive ones in all rows, and by the same amount, "
@@ -189,12 +189,12 @@ def equal_balance(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=30)
-def decisive_bias(seen: InspectedBroadcast) -> Iterator[Mark]:
+def decisive_bias(seen: InspectedBroadcast) -> Iterator[Measurement]:
     """Scores 30 apart make a probability of 1e-13, whatever the example shows."""
     layer = seen.classifier
     if layer is not None and layer.bias is not None:
         apart = float(layer.bias.max() - layer.bias.min())
-        yield Mark(
+        yield Measurement(
             f"{layer.name}.bias",
             apart,
             f"the classifier's biases are {apart:.3g} apart (honest: a few units), so that they decide on the "
@@ -203,14 +203,14 @@ def decisive_bias(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=0)
-def silent_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
+def silent_rows(seen: InspectedBroadcast) -> Iterator[Measurement]:
     layer = seen.classifier
     if layer is None:
         return
     own = dict(seen.module.named_parameters()).get(f"{layer.name}.weight")
     if own is None or own.any():  # some models are built with a classifier of zeros
         silent = int((layer.weight == 0).all(dim=1).sum())
-        yield Mark(
+        yield Measurement(
             f"{layer.name}.weight",
             float(silent),
             f"{silent} of the classifier's {layer.rows} rows are zero (honest: none), so that only chosen "
@@ -219,12 +219,12 @@ def silent_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=30)
-def uneven_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
+def uneven_rows(seen: InspectedBroadcast) -> Iterator[Measurement]:
     layer = seen.classifier
     if layer is not None and layer.rows >= FEWEST_CLASSES:
         sizes = layer.weight.double().norm(dim=1)  # squares of large numbers are beyond float32
         ratio = _above_the_rest(sizes)
-        yield Mark(
+        yield Measurement(
             f"{layer.name}.weight",
             ratio,
             f"the classifier's row of class {int(sizes.argmax())} is {_times(ratio, LARGEST_RATIO)} as large as any "
@@ -233,7 +233,7 @@ def uneven_rows(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=30)
-def one_class_speaks(seen: InspectedBroadcast) -> Iterator[Mark]:
+def one_class_speaks(seen: InspectedBroadcast) -> Iterator[Measurement]:
     layer = seen.classifier
     if layer is None or layer.name not in seen.inputs or layer.rows < FEWEST_CLASSES:
         return
@@ -248,11 +248,11 @@ def one_class_speaks(seen: InspectedBroadcast) -> Iterator[Mark]:
     broken = int((~sizes.isfinite()).any(dim=1).sum())
     if broken:
         sentence = f"{broken} examples of the probe have a gradient of NaN or infinity: some numbers are too large"
-        yield Mark(layer.name, LARGEST_RATIO, sentence)
+        yield Measurement(layer.name, LARGEST_RATIO, sentence)
         return
     by_class = sizes.mean(dim=0)
     ratio = _above_the_rest(by_class)
-    yield Mark(
+    yield Measurement(
         layer.name,
         ratio,
         f"on the probe, examples of class {int(by_class.argmax())} have {_times(ratio, LARGEST_RATIO)} the gradient of "
@@ -261,16 +261,16 @@ def one_class_speaks(seen: InspectedBroadcast) -> Iterator[Mark]:
 
 
 @check(bound=0, severity="note")
-def unchanged(seen: InspectedBroadcast) -> Iterator[Mark]:
+def unchanged(seen: InspectedBroadcast) -> Iterator[Measurement]:
     previous = seen.previous
     if previous is not None and seen.fits(previous) and seen.fits(seen.sent):
         same = all(torch.equal(tensor, previous[name]) for name, tensor in seen.sent.items())
         sentence = "the broadcast is the last one over again: whoever answers twice gives more away about its data"
-        yield Mark(tuple(seen.sent), float(same), sentence)
+        yield Measurement(tuple(seen.sent), float(same), sentence)
 
 
 @check(bound=300)
-def moved_alone(seen: InspectedBroadcast) -> Iterator[Mark]:
+def moved_alone(seen: InspectedBroadcast) -> Iterator[Measurement]:
     """One layer that went further than 300 steps of full length in each epoch, while no other went anywhere near.
 
     Noise moves all layers alike, and a gradient moves each by some steps: neither passes both bounds.
@@ -287,7 +287,7 @@ def moved_alone(seen: InspectedBroadcast) -> Iterator[Mark]:
     went = moved[layer][0] / max(pace * _by_layer(step)[layer][0], 1e-12)
     apart = per_entry[layer] / max((*(rms for name, rms in per_entry.items() if name != layer), 1e-12))
     if apart > ALONE:
-        yield Mark(
+        yield Measurement(
             layer,
             went,
             f"it moved by {went:.3g} steps of the learning rate since the last broadcast, and "

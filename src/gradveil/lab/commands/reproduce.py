@@ -17,7 +17,7 @@ from gradveil.cli.progress import clock
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.lab.commands.sweep import start_of_workers
-from gradveil.lab.reproduce import Plan, page, plan, reproduction, reproductions, run_plan
+from gradveil.lab.reproduce import ReproductionPlan, page, plan, reproduction, reproductions, run_plan
 from gradveil.lab.sweeps import Status
 
 _WIDE = 160
@@ -90,7 +90,7 @@ def reproduce(
     typer.echo(target)
 
 
-def _check(planned: Plan, run: bool) -> None:
+def _check(planned: ReproductionPlan, run: bool) -> None:
     if planned.cases == 0:
         bring = " or ".join(f"--data '{word}={how}'" for word, how in planned.missing().items())
         name = planned.reproduction.name

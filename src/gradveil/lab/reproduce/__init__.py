@@ -1,7 +1,7 @@
 """Reproductions: tables and figures of the papers as data, run at two scales, ours beside the paper's on a page."""
 
 from gradveil.lab.reproduce.page import command, page, values_of
-from gradveil.lab.reproduce.plan import Plan, Planned, measured_file, plan, run_plan
+from gradveil.lab.reproduce.plan import Planned, ReproductionPlan, measured_file, plan, run_plan
 from gradveil.lab.reproduce.tables import (
     PAPERS,
     SCALES,
@@ -18,9 +18,9 @@ __all__ = [
     "PAPERS",
     "SCALES",
     "Column",
-    "Plan",
     "Planned",
     "Reproduction",
+    "ReproductionPlan",
     "Scale",
     "Table",
     "Word",

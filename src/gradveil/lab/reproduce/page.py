@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gradveil.lab.audits import attacked_row, figure_of
-from gradveil.lab.reproduce.plan import Plan, Planned, outcome
+from gradveil.lab.reproduce.plan import Planned, ReproductionPlan, outcome
 from gradveil.lab.reproduce.tables import Column, Fields, Line, Table, Word
 from gradveil.lab.sweeps import ResultFolder
 
@@ -28,7 +28,7 @@ _SETTINGS = {
 }
 
 
-def page(plan: Plan, out: Path, *, how: str = "") -> str:
+def page(plan: ReproductionPlan, out: Path, *, how: str = "") -> str:
     """The page in Markdown, from what is done in a folder. ``how``: the command, where it was another than ours."""
     about, folder = plan.reproduction, ResultFolder(out)
     found = [
@@ -58,7 +58,7 @@ def page(plan: Plan, out: Path, *, how: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def command(plan: Plan) -> str:
+def command(plan: ReproductionPlan) -> str:
     """The command that repeats it."""
     given = {"data": plan.data, "generator": plan.generators}
     brought = "".join(f" --{kind} '{word}={spec}'" for kind, by in given.items() for word, spec in by.items())
@@ -131,7 +131,7 @@ def _shade(value: float, low: float, high: float) -> str:
     return 2 * _SHADES[min(int(place * len(_SHADES)), len(_SHADES) - 1)]
 
 
-def _cases(table: Table, lines: Sequence[Planned], plan: Plan) -> Iterator[str]:
+def _cases(table: Table, lines: Sequence[Planned], plan: ReproductionPlan) -> Iterator[str]:
     """What the words stood for, in a list that folds away."""
     run = [planned for planned in lines if planned.run]
     if not run:
@@ -150,7 +150,7 @@ def _cases(table: Table, lines: Sequence[Planned], plan: Plan) -> Iterator[str]:
     yield "\n".join([summary, "", *listed, "", "</details>"])
 
 
-def _stand_ins(plan: Plan) -> dict[str, Word]:
+def _stand_ins(plan: ReproductionPlan) -> dict[str, Word]:
     """By name, the words for which other data stand in."""
     return {
         text: part[text]
@@ -161,7 +161,7 @@ def _stand_ins(plan: Plan) -> dict[str, Word]:
     }
 
 
-def _not_run(plan: Plan, found: list[dict[Line, tuple[list[dict[str, Any]], str]]]) -> list[str]:
+def _not_run(plan: ReproductionPlan, found: list[dict[Line, tuple[list[dict[str, Any]], str]]]) -> list[str]:
     """The reasons, each with the lines that it holds for."""
     held: dict[str, list[str]] = {}
     for table in found:
@@ -179,7 +179,7 @@ def _not_run(plan: Plan, found: list[dict[Line, tuple[list[dict[str, Any]], str]
     return [*away, *lines, *plan.reproduction.not_run] or ["Everything in the table was run."]
 
 
-def _versions(environments: Iterable[str], plan: Plan, folder: ResultFolder) -> str:
+def _versions(environments: Iterable[str], plan: ReproductionPlan, folder: ResultFolder) -> str:
     named = []
     for text in sorted(environments):
         one = json.loads(text)

@@ -44,7 +44,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReproductionPlan:
     """All lines of a reproduction at one scale."""
 
     reproduction: Reproduction
@@ -88,11 +88,11 @@ def plan(
     device: str = "cpu",
     data: Mapping[str, str] | None = None,
     generators: Mapping[str, str] | None = None,
-) -> Plan:
+) -> ReproductionPlan:
     """What a scale of a reproduction runs, with the data and generators that the user brings for some of its words."""
     if scale not in SCALES:
         raise GradveilError(f"the scale is one of {', '.join(SCALES)}, not {scale!r}")
-    made = Plan(reproduction, scale, device, dict(data or {}), dict(generators or {}), ())
+    made = ReproductionPlan(reproduction, scale, device, dict(data or {}), dict(generators or {}), ())
     parts = [part for table in reproduction.tables for part in table.words]
     known = {name for part in parts for name, word in part.items() if word.asks or "data" in (word.paper or {})}
     for name in (*made.data, *made.generators):
@@ -103,7 +103,7 @@ def plan(
     return replace(made, lines=lines)
 
 
-def _planned(plan: Plan, table: Table, line: Line) -> Planned:
+def _planned(plan: ReproductionPlan, table: Table, line: Line) -> Planned:
     """One line: the fields of the table, and over them those of its words."""
     why = next((why for words, why in table.skipped.items() if set(words) <= set(line)), "")
     base = table.base.at(plan.scale)
@@ -138,7 +138,7 @@ def _planned(plan: Plan, table: Table, line: Line) -> Planned:
 
 
 def run_plan(
-    plan: Plan,
+    plan: ReproductionPlan,
     out: Path,
     *,
     workers: int = 1,
