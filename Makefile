@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 NUMERICS := $(addprefix tests/,joint defenses client models generators metrics threat attacks federated auditing) \
 	$(wildcard tests/test_every_*.py)
 
-.PHONY: help install audit test test-all test-numerics fuzz check format flower bench kills browser clean
+.PHONY: help install audit test test-integration test-all test-numerics fuzz check format flower bench kills browser clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -20,8 +20,11 @@ install: $(VENV)/installed  ## Create .venv and install Gradveil into it
 audit: install  ## Run the default audit and say where its report is
 	$(BIN)/gradveil audit --budget quick $(ARGS)
 
-test: $(VENV)/installed-tests browser  ## Run the tests, WORKERS=2 of them at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal $(ARGS)
+test: $(VENV)/installed-tests  ## Run the quick tests, WORKERS=2 of them at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not integration" -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-integration: $(VENV)/installed-tests browser  ## Run whole commands, trainings and audits, and the report in Chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "integration and not slow" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-all: $(VENV)/installed-tests browser  ## Run the tests, slow ones too, one by one
 	$(BIN)/python -m pytest $(ARGS)

@@ -43,6 +43,7 @@ def table() -> Iterator[ParameterSet]:
                 yield pytest.param(name, model, size, marks=[pytest.mark.slow] if heavy else [])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "model", "size"), list(table()))
 def test_attack(name: str, model: str, size: int) -> None:
     heavy = model in HEAVY
@@ -65,6 +66,7 @@ def test_attack(name: str, model: str, size: int) -> None:
         assert one.stopped in ("budget", "converged", "stuck")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in CLOSED_FORM])
 def test_train_mode_batch_norm_and_fedavg(name: str) -> None:
     attack, batches = ATTACKS.build(name, TINY), private_batches(1, 2)
@@ -85,6 +87,7 @@ def test_resnet152(name: str) -> None:
     assert found.objective <= found.trace[0]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [name for name in ATTACKS if "iterations" in ATTACKS.options(name)])
 def test_a_seed_means_the_same_alone_and_in_company(name: str) -> None:
     """What an observation gets does not depend on which others are attacked beside it, up to rounding."""
@@ -95,6 +98,7 @@ def test_a_seed_means_the_same_alone_and_in_company(name: str) -> None:
     torch.testing.assert_close(together[2].inputs, alone.inputs)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", list(ATTACKS))
 def test_the_prior_alone_does_not_use_the_update(name: str) -> None:
     alone = ATTACKS.build(name, Budget(1, 5)).prior_only()

@@ -43,6 +43,7 @@ def check(spec: str, model: str, recipe: Recipe) -> None:
     assert torch.equal(batch.inputs, inputs), "the private batch is not edited"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("spec", SPECS)

@@ -164,6 +164,7 @@ for command in json.load(sys.stdin):
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("umask", [0, 0o22])
 def test_all_that_commands_write_is_for_their_user_alone(umask: int, tmp_path: Path) -> None:
     """One process runs them all, the sweep first, which forks: loading torch takes longer than any of them."""
@@ -187,6 +188,7 @@ def test_all_that_commands_write_is_for_their_user_alone(umask: int, tmp_path: P
     assert mode(work) == "0o755", "--out . keeps the mode of a folder that was there"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("umask", [0, 0o22])
 def test_a_reproduction_is_for_its_user_alone(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)

@@ -93,6 +93,7 @@ def test_second_fetch_asks_no_registry(published: Asset, registry: Any) -> None:
     assert len(registry.asked) == asked
 
 
+@pytest.mark.integration
 def test_progress_grows_while_a_slow_download_runs(publish: Any, registry: Any) -> None:
     asset = publish({"a.bin": os.urandom(8_000_000)})
     registry.seconds_per_archive = 2.0
@@ -118,6 +119,7 @@ def test_sigint_stops_the_client_and_leaves_nothing(published: Asset, registry: 
     assert os.listdir(cache) == []
 
 
+@pytest.mark.integration
 def test_a_kill_ends_the_client_too_and_the_next_fetch_tidies(published: Asset, registry: Any, cache: Path) -> None:
     registry.seconds_per_archive = 60.0
     process = fetch_in_child(published)
@@ -148,6 +150,7 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.integration
 def test_processes_that_fetch_at_once_agree(published: Asset, registry: Any, cache: Path) -> None:
     registry.seconds_per_archive = 0.5
     processes = [fetch_in_child(published) for _ in range(2)]
@@ -207,6 +210,7 @@ def test_unreachable_registry_is_one_clear_line(published: Asset, registry: Any,
     assert os.listdir(cache) == []
 
 
+@pytest.mark.integration
 def test_closed_port_fails_soon(published: Asset, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9")
@@ -274,6 +278,7 @@ def test_verify_names_what_is_wrong(published: Asset, tmp_path: Path) -> None:  
         assert complaint in problems[0]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("client", ["pip"], indirect=True)
 @pytest.mark.parametrize("complaint", SPOILT)
 def test_a_poisoned_cache_is_refused_when_it_is_used_and_repaired_by_the_command_it_names(

@@ -36,6 +36,7 @@ def test_the_clip_bound_is_read_off_the_norms(model: str) -> None:
     assert clip_bound(clipped.reply) == pytest.approx(norms[-3], rel=1e-3)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", MODELS)
 def test_what_was_cut_is_seen(model: str) -> None:
     (bare,) = observed(private_batches(1), model=model)
@@ -54,6 +55,7 @@ def test_silent_units_are_taken_for_left_out() -> None:
     assert cut_tensors(bare.reply)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["lenet", "resnet18", "mlp"])
 def test_the_noise_level_is_read_off_the_spread(model: str) -> None:
     (bare,) = observed(private_batches(1), model=model)
@@ -81,6 +83,7 @@ def test_the_true_update_is_treated_as_the_defense_did() -> None:
                 torch.testing.assert_close(tensor, one.reply[name], msg=f"{defense} {name}")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("defense", ["sparsify:rate=0.9", "soteria:rate=0.8", "clip:bound=1"])
 def test_it_sees_through_defenses_that_leave_things_out(defense: str) -> None:
     batches = private_batches(2)

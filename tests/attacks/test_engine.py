@@ -34,6 +34,7 @@ def matching(spec: str, iterations: int = 20, restarts: int = 2) -> Matching:
     return attack
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("attack", ["ig", "dlg"])
 @pytest.mark.parametrize("model", ["lenet:init=wide", "convnet:width=4", "vit:depth=1,dim=24"])

@@ -38,6 +38,7 @@ def test_ggl_finds_digits(optimizer: str, tmp_path: Path) -> None:
         assert curve[-1] < 0.7 * curve[0], json.dumps(curve)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "spec", ["ggl:optimizer=adam", "ggl:optimizer=cma,population=12", "ggl:optimizer=turbo", "gifd"]
 )
@@ -48,6 +49,7 @@ def test_each_search_goes_down(spec: str) -> None:
         assert one.inputs.shape == (1, 3, 32, 32)
 
 
+@pytest.mark.integration
 def test_gias_ends_in_weights_that_fit_better_than_any_code() -> None:
     attack = ATTACKS.build("gias:iterations=40,weight_lr=0.0003,restarts=1", Budget(1, 40))
     (found,) = attack(observed(private_batches(1)), seeds=[0])

@@ -44,6 +44,7 @@ def censored() -> dict[str, list[Observation]]:
     return {norms: observed(batches, model="lenet", defense=f"censor:norms={norms}", threat="D") for norms in specs}
 
 
+@pytest.mark.integration
 def test_preserved_norms_name_the_image_and_its_label(censored: dict[str, list[Observation]]) -> None:
     found = attacked("fingerprint", censored["preserve"])
     assert firsts(found) >= 19
@@ -74,6 +75,7 @@ DEFENSES_LEFT = {
 }  # fmt: skip
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("defense", DEFENSES_LEFT)
 def test_who_knows_the_defense_identifies(defense: str) -> None:
     seen = observed(private_batches(6), defense=defense, threat="D")
@@ -143,6 +145,7 @@ def test_who_knows_the_defense_identifies_those_of_a_batch(defense: str) -> None
     assert 16 * first >= BATCHES_LEFT[defense]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("options", ["norms=preserve", "norms=public", "fallback=original"])
 def test_the_set_behind_a_censored_batch_is_the_one_at_right_angles_to_it(options: str) -> None:
     seen = observed(private_batches(3, 4), defense=f"censor:{options}", threat="D")
@@ -169,6 +172,7 @@ def test_one_angle_for_all_tensors_hides_a_batch() -> None:
     assert ranked(attacked("identify", seen), torch.arange(12), SAMPLES).ranked_first < 0.5
 
 
+@pytest.mark.integration
 def test_a_set_is_found_among_unlike_equations() -> None:
     """Seven of sixty rows add up to zero; all equations but one are nearly the same."""
     rng = torch.Generator().manual_seed(0)
@@ -246,6 +250,7 @@ def test_a_path_is_walked_as_the_client_did() -> None:
         torch.testing.assert_close(mean[name], tensor, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.integration
 def test_a_long_path_is_looked_at_in_some_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "POINTS", 3)
     seen = observed(private_batches(1, 8), threat="D", recipe=replace(FEDAVG, epochs=4, lr=0.005))
@@ -338,6 +343,7 @@ def test_scores_are_saved_and_ranks_are_of_the_granted_list_only(tmp_path: Path)
     assert ranked(loaded, index, None) == Ranking()
 
 
+@pytest.mark.integration
 def test_an_audit_says_where_the_private_images_stand(tmp_path: Path) -> None:
     case = Case(model="lenet", defenses=("censor",), attacks=("fingerprint",), threat="D", gallery=10)
     row, alone = run_case(case, tmp_path / "audit").rows

@@ -35,6 +35,7 @@ def quality(attack: str, seen: list[Observation], budget: Budget = SHORT) -> flo
     return float(psnr(torch.cat([one.inputs for one in found]), truth).mean())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("defense", "gain"),
     [
@@ -122,6 +123,7 @@ def test_noise_that_momentum_takes_again_is_expected_as_often() -> None:
     assert float(norm(added)) ** 2 / entries == pytest.approx(float(expected["fc.bias"][0]), rel=0.05)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("defense", ["sparsify", "soteria", "noise:sigma=0.1"])
 def test_knowing_the_defense_helps_with_batches_too(defense: str) -> None:
     seen = observed(private_batches(2, 2), defense=defense)
@@ -135,6 +137,7 @@ def test_knowing_the_defense_helps_with_batches_too(defense: str) -> None:
     assert near(found) > near(plain) + 0.5
 
 
+@pytest.mark.integration
 def test_defenses_with_like_counter_moves_are_searched_as_one_batch() -> None:
     defenses = ["noise:sigma=0.1", "soteria", "sparsify", "clip:bound=4", "none", "ats"]
     both = [one for defense in defenses for one in observed(private_batches(1), defense=defense)]
@@ -227,6 +230,7 @@ def test_what_a_clip_makes_unreadable_is_said_to_have_no_answer() -> None:
         assert next(sentence for name, sentence in said.items() if name.startswith(link)) is None
 
 
+@pytest.mark.integration
 def test_graddefense_repeats_itself() -> None:
     (plain,) = observed(private_batches(1))
     _, seen = asked("graddefense:sigma=0.1", 16)

@@ -130,6 +130,7 @@ def test_the_label_survives_noise() -> None:
     assert right.sum() >= 18
 
 
+@pytest.mark.integration
 def test_labels_of_batches_with_repeats() -> None:
     rng = generator(0)
     batches = [SAMPLES.batch(torch.randint(100, (16,), generator=rng)) for _ in range(6)]
@@ -138,6 +139,7 @@ def test_labels_of_batches_with_repeats() -> None:
     assert sum(right) / len(right) >= 0.95
 
 
+@pytest.mark.integration
 def test_labels_after_local_steps_of_a_large_model() -> None:
     """Which there are; in which mini-batch each was, steps so small do not show."""
     batches = private_batches(3, 4)

@@ -63,6 +63,7 @@ def test_simulating_needs_the_recipe() -> None:
         quality("ig", batches, Budget(1, 1), threat="B", recipe=Recipe(sends="delta", epochs=2))
 
 
+@pytest.mark.integration
 def test_batch_norm_statistics_count_only_where_they_are_given() -> None:
     (blind,) = observed(private_batches(1, 2), model="resnet18", threat="D")
     (informed,) = observed(private_batches(1, 2), model="resnet18", threat="E")

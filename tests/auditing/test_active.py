@@ -19,6 +19,7 @@ IMPRINT = Case(
 )  # fmt: skip
 
 
+@pytest.mark.integration
 def test_an_audit_of_a_dishonest_server(tmp_path: Path) -> None:
     audit = run_case(IMPRINT, tmp_path)
     bare, reshaped = audit.rows
@@ -35,6 +36,7 @@ def test_an_audit_of_a_dishonest_server(tmp_path: Path) -> None:
         assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(again, saved, strict=True))
 
 
+@pytest.mark.integration
 def test_what_a_client_was_asked_before_is_kept(tmp_path: Path) -> None:
     case = IMPRINT.model_copy(update={"attacks": ("fishing:then=ig:iterations=2;restarts=1",), "defenses": ("none",)})
     audit = run_case(case, tmp_path)
@@ -66,6 +68,7 @@ class Insatiable(Attack):
         raise NotImplementedError
 
 
+@pytest.mark.integration
 def test_an_attack_that_never_stops_asking_is_stopped(tmp_path: Path) -> None:
     run_case(IMPRINT.model_copy(update={"attacks": ("analytic",), "model": "mlp", "defenses": ("none",)}), tmp_path)
     (path,) = (tmp_path / "observations").iterdir()

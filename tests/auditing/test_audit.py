@@ -34,6 +34,7 @@ def comparable(folder: Path) -> list[dict[str, Any]]:
     return [{key: row[key] for key in (*METRICS, "defense", "attack", "digest")} for row in read(folder)["rows"]]
 
 
+@pytest.mark.integration
 def test_an_undefended_client_leaks_and_noise_helps(audited: Path) -> None:
     rows = {(row["defense"], row["attack"]): row for row in read(audited)["rows"]}
     bare, noisy = rows["none", "ig"], rows["noise:sigma=0.1", "ig"]
@@ -83,6 +84,7 @@ def test_observation_reconstruction_and_truth_are_separate_files(audited: Path) 
     assert mse == pytest.approx([image["mse"] for image in row["per_image"]], rel=1e-4)
 
 
+@pytest.mark.integration
 def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run_case(make_case({**TINY, "seed": 5}), tmp_path / name)
@@ -91,6 +93,7 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
     assert comparable(tmp_path / "one")[0]["psnr"] != comparable(tmp_path / "other")[0]["psnr"]
 
 
+@pytest.mark.integration
 def test_a_resumed_audit_keeps_its_rows_and_adds_new_ones(tmp_path: Path) -> None:
     """One by one, so that numbers do not depend on what is attacked beside them."""
     apart = {**TINY, "attacks": ["ig:iterations=8,restarts=2,strategy=loop"]}
@@ -105,6 +108,7 @@ def test_a_resumed_audit_keeps_its_rows_and_adds_new_ones(tmp_path: Path) -> Non
     assert (parts / "rows" / read(parts)["rows"][0]["digest"] / "row.json").stat().st_mtime_ns == first
 
 
+@pytest.mark.integration
 def test_rows_of_other_images_are_not_set_beside_each_other(tmp_path: Path) -> None:
     """The data may have changed under the same name: whose images the kept rows are of is in the folder."""
     photos = tmp_path / "photos"
@@ -138,6 +142,7 @@ def test_rows_identified_by_another_metric_are_scored_again_first(
     assert {row.identified_by for row in run_case(both, tmp_path / "a", resume=True).rows} == {"lpips"}
 
 
+@pytest.mark.integration
 def test_scoring_a_strangers_audit_runs_no_code_of_it(tmp_path: Path) -> None:
     run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path / "a")
     path, good = tmp_path / "a" / "audit.json", read(tmp_path / "a")
@@ -155,6 +160,7 @@ def test_scoring_a_strangers_audit_runs_no_code_of_it(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.integration
 def test_chance_is_that_of_any_image_behind_the_update(tmp_path: Path) -> None:
     for size in (1, 2):
         audit = run_case(make_case({**TINY, "batch_size": size, "defenses": ["none"]}), tmp_path / str(size))
@@ -179,6 +185,7 @@ def killed_at_the_second_row(work: Callable[[], object], monkeypatch: pytest.Mon
     return calls
 
 
+@pytest.mark.integration
 def test_an_interrupted_batch_is_run_again_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_case(make_case(TINY), whole)
@@ -190,6 +197,7 @@ def test_an_interrupted_batch_is_run_again_as_a_whole(tmp_path: Path, monkeypatc
     assert not (parts / "rows" / "batch.json").exists()
 
 
+@pytest.mark.integration
 def test_half_a_batch_is_not_kept_while_another_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = killed_at_the_second_row(lambda: run_case(make_case(TINY), tmp_path), monkeypatch)
     left = tmp_path / "rows" / calls[0] / ".reconstruction.safetensors.0123abcd"
@@ -199,6 +207,7 @@ def test_half_a_batch_is_not_kept_while_another_batch_runs(tmp_path: Path, monke
     assert not left.exists()
 
 
+@pytest.mark.integration
 def test_two_audits_in_one_folder_are_one_and_a_refusal(tmp_path: Path) -> None:
     with claimed(tmp_path), ThreadPoolExecutor() as others:
         with pytest.raises(GradveilError, match="is in use already"):
@@ -206,6 +215,7 @@ def test_two_audits_in_one_folder_are_one_and_a_refusal(tmp_path: Path) -> None:
         assert run_case(make_case({**TINY, "defenses": ["none"]}), tmp_path).complete
 
 
+@pytest.mark.integration
 def test_what_is_searched_apart_is_saved_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against noise the informed attack weighs entries, without a defense it does not: two searches of one batch."""
     case = make_case({**TINY, "threat": "C", "attacks": ["informed:iterations=8,restarts=1"]})
@@ -216,6 +226,7 @@ def test_what_is_searched_apart_is_saved_apart(tmp_path: Path, monkeypatch: pyte
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
 
 
+@pytest.mark.integration
 def test_defenses_that_share_the_broadcast_are_attacked_together(tmp_path: Path) -> None:
     rows = run_case(make_case(TINY), tmp_path).rows
     bare, noisy = rows[:2]
@@ -223,6 +234,7 @@ def test_defenses_that_share_the_broadcast_are_attacked_together(tmp_path: Path)
     assert "8 together" in bare.strategy or bare.strategy.startswith("loop"), "2 defenses, 2 images, 2 restarts"
 
 
+@pytest.mark.integration
 def test_a_batch_is_matched_to_the_truth_only_when_scored(tmp_path: Path) -> None:
     audit = run_case(make_case({**TINY, "images": 4, "batch_size": 4, "defenses": ["none"]}), tmp_path / "a")
     pictures = [image.picture for image in audit.rows[0].per_image]
@@ -233,6 +245,7 @@ def test_a_batch_is_matched_to_the_truth_only_when_scored(tmp_path: Path) -> Non
     assert mse.tolist() == pytest.approx([image.mse for image in audit.rows[0].per_image], rel=1e-4)
 
 
+@pytest.mark.integration
 def test_fedavg_is_matched_through_the_local_run(tmp_path: Path) -> None:
     recipe = {"sends": "delta", "epochs": 2, "batch_size": 1, "lr": 0.05}
     fields = {"attacks": ["ig:iterations=60,restarts=1"], "images": 2, "batch_size": 2, "recipe": recipe}

@@ -150,6 +150,7 @@ def test_a_real_audit_knows_who_draws_at_random(tmp_path: Path, monkeypatch: pyt
     assert [row.defense for row in audit.rows if "random defense seen once" in row.flags] == random
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("model", "train_mode", "sent"),
     [("convnet:width=4", True, True), ("convnet:width=4", False, False), ("mlp", True, False)],

@@ -102,6 +102,7 @@ class Thief(Attack):
         return [Reconstruction(grey, plain, 0.0, (0.0,), (0,), (0.0,), "converged") for _ in seen]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("threat", "model", "defenses"),
     [
@@ -132,6 +133,7 @@ def seen(threat: str = "C", **changes: Any) -> list[Observation]:
     return [one]
 
 
+@pytest.mark.integration
 def test_the_search_finds_what_is_there() -> None:
     """What is granted, and leaks that were put there on purpose: a closure, a view, a hook, a graph."""
     batch, module = SAMPLES.batch(PRIVATE), nn.Linear(2, 2)

@@ -15,6 +15,7 @@ EVERY = [
 ]  # fmt: skip
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("defenses", "images", "iterations", "gallery", "gained"),
     [(EASY, 4, 150, 20, 4), pytest.param(EVERY, 8, 600, 100, 8, marks=pytest.mark.slow)],

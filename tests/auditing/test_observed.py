@@ -52,6 +52,7 @@ def truth_of(folder: Path) -> Path:
     return folder / "taps" / "round-0003-client-0001.truth.safetensors"
 
 
+@pytest.mark.integration
 def test_rows_say_round_and_clients_and_are_scored_against_the_truth(tapped: Path, tmp_path: Path) -> None:
     audit = run_observed(case(tapped, attacks=[IG, "analytic"]), tmp_path / "a")
     assert [(row.attack, row.round, row.clients) for row in audit.rows] == [
@@ -76,6 +77,7 @@ def read_train(folder: Path) -> dict[str, Any]:
     return whole
 
 
+@pytest.mark.integration
 def test_all_rounds_step_as_one_batch(tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, run = [], type(ATTACKS.build(IG, Budget(2, 8))).run
 
@@ -103,6 +105,7 @@ def test_a_batch_of_rounds_gives_what_each_round_gives_alone(tapped: Path) -> No
     assert swapped[3].objective != pytest.approx(together[3].objective, rel=1e-3), "each its own broadcast"
 
 
+@pytest.mark.integration
 def test_the_client_of_a_batch_is_in_every_image(tmp_path: Path) -> None:
     """FedAvg over unequal shares: batches of different sizes in one row, the same pictures in every round."""
     folder = train(
@@ -119,6 +122,7 @@ def test_the_client_of_a_batch_is_in_every_image(tmp_path: Path) -> None:
     assert prior.images == sum(held.values()), "the same pictures only once"
 
 
+@pytest.mark.integration
 def test_resumed_and_interrupted_it_comes_to_the_same(
     tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +139,7 @@ def test_resumed_and_interrupted_it_comes_to_the_same(
     assert len(read(parts)["rows"]) == len(kept) + 2
 
 
+@pytest.mark.integration
 def test_other_exchanges_are_other_rows(own: Path, tmp_path: Path) -> None:
     run_observed(case(own, attacks=["analytic"]), tmp_path / "a")
     shutil.copy(
@@ -148,12 +153,14 @@ def test_other_exchanges_are_other_rows(own: Path, tmp_path: Path) -> None:
         score_again(tmp_path / "a")
 
 
+@pytest.mark.integration
 def test_scoring_again_keeps_what_was_found(tapped: Path, tmp_path: Path) -> None:
     before = run_observed(case(tapped), tmp_path / "a")
     after = score_again(tmp_path / "a")
     assert after.rows == before.rows
 
 
+@pytest.mark.integration
 def test_without_a_truth_only_the_objective_is_known(own: Path, tmp_path: Path) -> None:
     truth_of(own).unlink()
     audit = run_observed(case(own), tmp_path / "a")
@@ -173,6 +180,7 @@ def test_without_a_truth_only_the_objective_is_known(own: Path, tmp_path: Path) 
     assert "no verdict" in render(tmp_path / "b").read_text()
 
 
+@pytest.mark.integration
 def test_several_trainings_have_a_line_each(tapped: Path, tmp_path: Path) -> None:
     noisy = train(tmp_path / "noisy", defense="noise:sigma=0.1")
     audit = run_observed(case(tapped, noisy, attacks=["analytic"]), tmp_path / "a")
@@ -184,6 +192,7 @@ def test_several_trainings_have_a_line_each(tapped: Path, tmp_path: Path) -> Non
     assert "<strong>analytic, noise:sigma=0.1</strong>" in page
 
 
+@pytest.mark.integration
 def test_any_folder_of_observations_will_do(own: Path, tmp_path: Path) -> None:
     """No round in the names, no train.json beside them: a row per file, and distractors among the exchanges."""
     loose = tmp_path / "loose"

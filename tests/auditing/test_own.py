@@ -27,6 +27,7 @@ def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.2)
 
 
+@pytest.mark.integration
 def test_a_program_learns_what_its_update_gives_away(tmp_path: Path) -> None:
     model = own_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -38,6 +39,7 @@ def test_a_program_learns_what_its_update_gives_away(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.integration
 def test_attacks_match_the_loss_that_clients_minimise() -> None:
     """With another loss than the client's, the objective could not fall to zero."""
     pair = (DIGITS.inputs[2:3], DIGITS.labels[2:3])
@@ -47,6 +49,7 @@ def test_attacks_match_the_loss_that_clients_minimise() -> None:
     assert row.identified == 1.0
 
 
+@pytest.mark.integration
 def test_an_update_over_several_examples_and_local_steps() -> None:
     recipe = Recipe(sends="delta", lr=0.1, epochs=1, batch_size=1)
     found = gradveil.audit(own_model(), DIGITS, recipe=recipe, batch_size=2, attack="analytic")
@@ -54,6 +57,7 @@ def test_an_update_over_several_examples_and_local_steps() -> None:
     assert {row.images for row in found.rows} == {4}
 
 
+@pytest.mark.integration
 def test_saved_observations_ask_for_the_loss(tmp_path: Path) -> None:
     model = own_model()
     gradveil.audit(model, DIGITS, loss=smoothed, attack="analytic", out=tmp_path)

@@ -61,6 +61,7 @@ def test_a_committed_audit_of_version_1_keeps_every_number(tmp_path: Path) -> No
     assert {verdict.chance for verdict in audit.verdicts} <= {None, *(v.at_random for v in audit.verdicts), 0.05}
 
 
+@pytest.mark.integration
 def test_what_is_written_is_read(audited: Path) -> None:
     audit = read_audit(audited)
     assert audit.as_json() == raw(audited)

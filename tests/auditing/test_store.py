@@ -25,6 +25,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -55,6 +56,7 @@ def test_an_audit_of_saved_exchanges_is_not_gone_on_with_as_another(kept: Path, 
         Store(tmp_path).open(resume=True, case=make_case(FIELDS).as_json())
 
 
+@pytest.mark.integration
 def test_attacks_and_defenses_may_be_added(kept: Path) -> None:
     more = {"attacks": ["analytic", "identify"], "defenses": ["none", "noise"], "restarts": 1}
     result = run_case(make_case({**FIELDS, **more}), kept, resume=True)

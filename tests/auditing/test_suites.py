@@ -111,6 +111,7 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(BUDGETS, name, Budget(1, 4))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("model", "defenses"),
     [

@@ -82,6 +82,7 @@ def saved(folder: Path) -> dict[str, Any]:
     return audit
 
 
+@pytest.mark.integration
 def test_a_defense_that_does_nothing_gets_the_worst_grade(audited: Path) -> None:
     raw, _ = saved(audited)["verdicts"]
     assert (raw["grade"], raw["identified"], raw["cost"]["grade"]) == ("F", 1.0, "A")
@@ -99,6 +100,7 @@ def test_a_defense_that_sends_nothing_is_private_and_useless(audited: Path) -> N
     assert "points of accuracy lost" in zeros["cost"]["sentence"]
 
 
+@pytest.mark.integration
 def test_costs_are_still_there_when_scored_again(
     audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

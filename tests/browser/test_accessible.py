@@ -11,7 +11,7 @@ from gradveil.federated import Training, run_training
 from gradveil.report import render, render_trainings
 from report.saved_audit import write_full_audit
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module", params=["report", "trainings"])

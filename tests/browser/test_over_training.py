@@ -12,7 +12,7 @@ from browser.visits import Open
 from gradveil.auditing import run_observed
 from gradveil.report import render
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from browser.visits import Open
 from gradveil.data import load
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 WIDTHS = (1280, 400)
 

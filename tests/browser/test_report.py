@@ -16,7 +16,7 @@ from browser.visits import Open
 from gradveil.report import render
 from report.saved_audit import edit_audit, write_audit, write_full_audit
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 WIDTHS = (1280, 400)
 THEMES = ("light", "dark")

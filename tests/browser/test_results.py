@@ -11,7 +11,7 @@ from browser.visits import Open, Visit
 from gradveil.report import render
 from report.saved_audit import edit_audit, write_audit
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 
 def column(visit: Visit, number: int) -> list[str]:

@@ -10,7 +10,7 @@ from browser.visits import Open
 from gradveil.federated import Training, run_training
 from gradveil.report import render_trainings
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])

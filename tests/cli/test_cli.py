@@ -39,6 +39,7 @@ def gradveil(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=300, cwd=cwd, check=False)
 
 
+@pytest.mark.integration
 def test_audit_writes_what_it_says(tmp_path: Path) -> None:
     done = gradveil("audit", *TINY, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -48,11 +49,13 @@ def test_audit_writes_what_it_says(tmp_path: Path) -> None:
     assert "prior-only" in done.stdout
 
 
+@pytest.mark.integration
 def test_json_is_all_there_is_on_standard_output(tmp_path: Path) -> None:
     done = gradveil("audit", *TINY, "--defense", "none", "--out", str(tmp_path / "a"), "--json")
     assert json.loads(done.stdout) == json.loads((tmp_path / "a" / "audit.json").read_text())
 
 
+@pytest.mark.integration
 def test_a_case_file_and_options_over_it(tmp_path: Path) -> None:
     case = tmp_path / "case.yaml"
     case.write_text("data: mnist-samples\nmodel: mlp\nimages: 3\ngallery: 10\nattacks: ['ig:iterations=2']\n")
@@ -62,6 +65,7 @@ def test_a_case_file_and_options_over_it(tmp_path: Path) -> None:
     assert (said["data"], said["images"], said["recipe"]["lr"]) == ("mnist-samples", 2, 0.5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -91,6 +95,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], words: str,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_an_observation_is_attacked_without_the_truth(audited: Path, tmp_path: Path) -> None:
     (seen, *_) = sorted((audited / "observations").iterdir(), key=lambda path: "none" not in path.name)
     done = gradveil("attack", str(seen), "--attack", "ig:iterations=20,restarts=1", "--out", str(tmp_path / "r"))
@@ -98,6 +103,7 @@ def test_an_observation_is_attacked_without_the_truth(audited: Path, tmp_path: P
     assert {"reconstruction.safetensors", "000.png", "003.png"} <= set(os.listdir(tmp_path / "r"))
 
 
+@pytest.mark.integration
 def test_a_broken_observation_is_one_line(audited: Path, tmp_path: Path) -> None:
     good = next((audited / "observations").iterdir()).read_bytes()
     broken = {
@@ -117,6 +123,7 @@ def test_a_broken_observation_is_one_line(audited: Path, tmp_path: Path) -> None
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.integration
 def test_a_crossed_bound_is_exit_code_3(audited: Path, tmp_path: Path) -> None:
     del audited  # only for the order: LPIPS is at hand by now
     arguments = ["audit", "--budget", "quick", "--defense", "none", "--images", "1", "--out", str(tmp_path / "a")]
@@ -145,6 +152,7 @@ def interrupted(folder: Path, how: signal.Signals, after_rows: int) -> int:
     return process.wait(timeout=60)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "kill -9"])
 def test_an_interrupted_audit_loses_at_most_the_batch_under_way(how: signal.Signals, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -160,6 +168,7 @@ def test_an_interrupted_audit_loses_at_most_the_batch_under_way(how: signal.Sign
     assert comparable(parts) == comparable(whole)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["attacks", "defenses", "models", "data", "assets", "threats"])
 def test_list_names_everything(kind: str) -> None:
     done = gradveil("list", kind)
@@ -168,12 +177,14 @@ def test_list_names_everything(kind: str) -> None:
             "threats": "eavesdropper"}[kind] in done.stdout  # fmt: skip
 
 
+@pytest.mark.integration
 def test_the_benchmark_prints_one_json_object() -> None:
     done = gradveil("bench", "throughput", "--problems", "2", "--steps", "2")
     said = json.loads(done.stdout)
     assert said["ratio"] == pytest.approx(said["problem_steps_per_s"] / said["baseline_problem_steps_per_s"], rel=0.02)
 
 
+@pytest.mark.integration
 def test_a_verdict_names_its_flags_and_by_choice_says_what_was_rebuilt(tmp_path: Path) -> None:
     case = ["--data", "mnist-samples", "--model", "mlp", "--images", "2", "--threat", "D", "--defense", "censor"]
     done = gradveil("audit", *case, "--attack", "analytic", "--attack", "identify", "--out", str(tmp_path / "a"))
@@ -185,6 +196,7 @@ def test_a_verdict_names_its_flags_and_by_choice_says_what_was_rebuilt(tmp_path:
     assert f"  Without candidates, {share} were identified by what analytic rebuilt.\n" in done.stdout
 
 
+@pytest.mark.integration
 def test_junit_and_costs_on_the_command_line(tmp_path: Path) -> None:
     training = ["train", "--data", "mnist-samples", "--clients", "2", "--rounds", "1", "--batch-size", "8"]
     for defense in ("none", "clip:bound=0.1"):

@@ -82,6 +82,7 @@ def held(tmp_path: Path) -> Iterator[Path]:
     other.join()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "arguments",
     ["audit --out held", "audit --out held --resume", "score held", "train --data mnist-samples --out held"],

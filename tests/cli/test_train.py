@@ -67,6 +67,7 @@ def test_a_case_file_and_options_over_it(capsys: pytest.CaptureFixture[str]) -> 
     assert Path("b/000.png").exists()
 
 
+@pytest.mark.integration
 def test_what_a_tap_saved_is_audited(capsys: pytest.CaptureFixture[str]) -> None:
     sgd = [*TINY, "--algorithm", "fedsgd", "--batch-size", "1", "--rounds", "2", "--tap", "0@1", "--tap", "0@2"]
     gradveil("train", *sgd, "--out", "tapped")
@@ -118,6 +119,7 @@ def test_what_cannot_be_done_is_said(arguments: list[str], words: str) -> None:
         gradveil("train", *arguments)
 
 
+@pytest.mark.integration
 def test_a_training_that_diverges_ends_in_one_line(tmp_path: Path) -> None:
     done = in_a_process("train", *TINY, "--lr", "1e30", "--epochs", "3", cwd=tmp_path)
     assert done.returncode == 2
@@ -163,6 +165,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_numbers(tmp_path: Path) 
     assert [{**row, "seconds": 0} for row in rows[0]] == [{**row, "seconds": 0} for row in rows[1]]
 
 
+@pytest.mark.integration
 def test_a_tap_that_cannot_be_written_is_one_line_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "out/taps/round-0001-client-0000.safetensors").mkdir(parents=True)
     done = in_a_process("train", *TINY, "--rounds", "1", "--tap", "0@1", "--out", "out", cwd=tmp_path)

@@ -465,6 +465,7 @@ print(float((a - b).norm()))
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rule", [ROUNDED, DEFINED])
 def test_a_vmap_rule_of_ones_own_mixes_no_examples(rule: str) -> None:
     """In a process of its own: such a rule anywhere in a process has gradients taken one by one."""
@@ -562,6 +563,7 @@ def test_a_counter_of_data_reaches_no_later_step() -> None:
     torch.testing.assert_close(one[1], other[1])
 
 
+@pytest.mark.integration
 def test_a_model_in_a_new_wrapper_goes_on_counting() -> None:
     layer, spent = nn.Linear(4, 2), []
     optimizer, (inputs, targets) = torch.optim.SGD(layer.parameters(), lr=LR), drawn(8)

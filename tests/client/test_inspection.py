@@ -39,6 +39,7 @@ def counted(broadcasts: Iterable[Sent], *, crafted: bool) -> int:
     return len(judged)
 
 
+@pytest.mark.integration
 def test_none_of_200_honest_broadcasts_is_flagged() -> None:
     """72 initialisations, 24 models on their way, and 52 rounds of FedAvg and of FedSGD each under every defense."""
     fedavg = broadcasts.rounds("lenet", FEDAVG, count=4)
@@ -47,6 +48,7 @@ def test_none_of_200_honest_broadcasts_is_flagged() -> None:
     assert counted(honest, crafted=False) == 200
 
 
+@pytest.mark.integration
 def test_all_of_193_crafted_broadcasts_are_flagged() -> None:
     imprints = counted(broadcasts.imprinted(SMALL), crafted=True)
     traps = counted(broadcasts.trapped(), crafted=True)
@@ -277,6 +279,7 @@ def test_nothing_is_edited() -> None:
     assert not any(layer._forward_pre_hooks for layer in module.modules())
 
 
+@pytest.mark.integration
 def test_inspection_is_quick() -> None:
     module = models.build("resnet18", CIFAR.domain, seed=0)
     sent, took = parameters(module), []

@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("entry", "under"), CASES)
 def test_misuse(entry: Misuse, under: str) -> None:
     found, why = verdict(entry.hold, under)

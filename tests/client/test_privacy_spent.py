@@ -312,6 +312,7 @@ def test_going_back_does_not_make_a_defense_without_a_proof_private() -> None:
     assert loop.guard.privacy_spent(1e-5) == math.inf
 
 
+@pytest.mark.integration
 def test_a_hundred_steps_on_poisson_batches_cost_what_the_accountant_says_for_them() -> None:
     """Restarted from a checkpoint in the middle, the same."""
     expected = guarantee(sigma=2.0, sample_rate=0.1, steps=100, delta=DELTA).epsilon

@@ -79,6 +79,7 @@ def noise_of_stream(update: Params, sigma: float) -> Params | None:
     return None if state is None else Twisted(state).noised(zero, sigma)
 
 
+@pytest.mark.integration
 def test_noise_of_torch_is_removed_from_all_entries(exchange: tuple[Params, Step]) -> None:
     """As version 0.1 drew it."""
     gradient, _ = exchange
@@ -90,6 +91,7 @@ def test_noise_of_torch_is_removed_from_all_entries(exchange: tuple[Params, Step
         assert (update[name] - noise[name] - true).abs().max() < 1e-5 * SIGMA, name
 
 
+@pytest.mark.integration
 def test_noise_of_a_stream_over_a_mersenne_twister_is_removed_from_all_entries(exchange: tuple[Params, Step]) -> None:
     """The rounding to a grid and the other order of numbers do not stop the attack. The cipher does, as shown below."""
     gradient, _ = exchange
@@ -100,6 +102,7 @@ def test_noise_of_a_stream_over_a_mersenne_twister_is_removed_from_all_entries(e
         assert (update[name] - noise[name] - true).abs().max() < 1.01 * 2**-16 * SIGMA, name
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("defense", "adversary"), [("noise", noise_of_torch), ("noise", noise_of_stream), ("dp", noise_of_stream)]
 )

@@ -74,6 +74,7 @@ def test_one_sampled_step_is_never_below_the_integral_and_close_to_it(sigma: flo
     assert delta_of_one_step(sigma, rate, epsilon * 0.98) > 1e-5
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "entries",
     [
@@ -133,6 +134,7 @@ def test_more_steps_less_noise_and_a_higher_rate_cost_more() -> None:
     assert ledger_of((1.1, 0.05, 100), (3.0, 0.05, 50)).spent(1e-5) > base
 
 
+@pytest.mark.integration
 def test_epsilon_grows_with_every_step() -> None:
     found = [ledger_of((1.1, 0.02, steps)).spent(1e-5) for steps in (1, 2, 5, 10, 11, 12, 100, 101, 1000, 1001)]
     assert found == sorted(found)
@@ -197,6 +199,7 @@ def test_a_delta_out_of_range_is_refused(delta: Any) -> None:
             ledger.spent(delta)
 
 
+@pytest.mark.integration
 @settings(max_examples=60, deadline=None)
 @given(
     entries=st.lists(
@@ -251,6 +254,7 @@ def test_millions_of_steps_take_seconds() -> None:
     assert time.process_time() - started < 30
 
 
+@pytest.mark.integration
 def test_noise_that_changes_at_every_step_is_counted_from_above() -> None:
     ledger, started = Ledger(), time.process_time()
     for number in range(5000):

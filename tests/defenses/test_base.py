@@ -99,6 +99,7 @@ def test_instances_hold_their_options_and_nothing_that_changes(name: str) -> Non
             setattr(defense, next(iter(before)), None)
 
 
+@pytest.mark.integration
 def test_what_is_remembered_goes_with_the_model_and_stays_in_its_thread() -> None:
     for spec in ("outpost", "soteria", "graddefense:images=8", "graddefense:images=8,probes=1", "censor:trials=2"):
         gradient, step = step_on("lenet", examples=2)

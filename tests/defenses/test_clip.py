@@ -50,6 +50,7 @@ def test_global_clipping_keeps_the_direction_of_the_whole() -> None:
     assert step.log.values("clipped") == (1.0, 0.0)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["convnet:width=8", "vit"])
 def test_examples_are_clipped_as_in_a_plain_loop(model: str) -> None:
     step = in_double(step_on(model, examples=5)[1])
@@ -70,6 +71,7 @@ def refusing(_: object) -> NoReturn:
     raise UnsupportedError("so that vmap takes the gradients")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_gradients_through_shared_weights_are_those_of_vmap(model: str) -> None:
     step = in_double(step_on(model, examples=3)[1])
@@ -78,6 +80,7 @@ def test_gradients_through_shared_weights_are_those_of_vmap(model: str) -> None:
         assert (found[name] - tensor).norm() <= 1e-9 * tensor.norm() + 1e-12
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_a_large_model_is_clipped_the_same_without_forming_gradients(
     model: str, monkeypatch: pytest.MonkeyPatch

@@ -41,17 +41,20 @@ def same(one: Tensor, other: Tensor, share: float) -> bool:
     return bool((one - other).abs().max() <= share * other.abs().max())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", [LARGE, "vit"])
 def test_a_shared_pass_gives_what_each_alone_gives(model: str) -> None:
     assert both_agree(step_on(model)[1])
 
 
+@pytest.mark.integration
 def test_statistics_of_a_batch_are_those_of_one_example() -> None:
     module = models.build(LARGE, SAMPLES.domain, seed=0)
     _, step = step_on(LARGE)
     assert both_agree(replace(step, model=Functional(module, train_mode=True)))
 
 
+@pytest.mark.integration
 def test_frozen_layers_have_no_part_in_the_cosine() -> None:
     _, step = step_on(LARGE)
     frozen = {name: value for name, value in step.params.items() if name.startswith(("conv1", "bn1", "layer1"))}
@@ -70,6 +73,7 @@ def test_small_models_are_differentiated_alone(model: str) -> None:
     torch.testing.assert_close(said, says)
 
 
+@pytest.mark.integration
 def test_half_a_layer_frozen_and_draws_of_a_batch_are_left_to_the_slow_way() -> None:
     _, step = step_on(LARGE)
     half = replace(step, params={n: v for n, v in step.params.items() if n != "fc.bias"},

@@ -326,6 +326,7 @@ def test_impossible_options_are_refused(spec: str, message: str) -> None:
         DEFENSES.build(spec)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["lenet", "convnet:width=64,batch_norm=false"])
 def test_an_example_that_a_crafted_broadcast_makes_infinite_does_not_show(model: str) -> None:
     """An error, or NaN, would tell the server that an example is there which meets its condition."""

@@ -34,6 +34,7 @@ def slow_sensitivity(step: Step, root: Batch, name: str) -> float:
     return sum(lengths) / len(lengths)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["lenet", "convnet:width=8", "vit:depth=1,dim=48"])
 def test_sensitivities_are_those_of_a_loop_over_tensors_and_examples(model: str) -> None:
     step, root = in_double(step_on(model)[1]), root_set(4)
@@ -54,6 +55,7 @@ def test_parts_of_the_root_set_give_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert sensitivities(step, root) == pytest.approx(whole, rel=1e-9, abs=1e-9 * max(whole.values()))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["lenet", "convnet:width=8", "mlp", "vgg11:batch_norm=false"])
 def test_random_directions_estimate_all_tensors_to_some_percent(model: str) -> None:
     _, step = step_on(model)

@@ -27,6 +27,7 @@ def flat(tree: Params, names: list[str]) -> Tensor:
     return torch.cat([tree[name].flatten() for name in names])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("number", [2, 10, 40])
 def test_steps_are_perturbed_with_a_falling_probability(number: int) -> None:
     gradient, step = {"fc.weight": torch.randn(2, 3)}, step_on("lenet", examples=1)[1]
@@ -172,6 +173,7 @@ def test_part_of_the_parameters_may_be_frozen() -> None:
     assert 0.4 <= (of_examples["fc.weight"] == 0).float().mean().item() < 0.6, "kept entries need not carry noise"
 
 
+@pytest.mark.integration
 def test_a_local_run_counts_its_steps_over_all_epochs() -> None:
     recipe = Recipe(sends="delta", epochs=20, batch_size=2, lr=1e-3)
     client = SimulatedClient(

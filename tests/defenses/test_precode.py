@@ -331,6 +331,7 @@ def test_gradients_of_single_examples_are_right_where_nothing_is_drawn() -> None
         torch.testing.assert_close(each[name].mean(dim=0), whole[name], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("recipe", [Recipe(), FEDAVG], ids=["FedSGD", "FedAvg"])
 def test_an_attack_runs_against_it(recipe: Recipe) -> None:
     seen = observed(private_batches(2, 2), recipe=recipe)

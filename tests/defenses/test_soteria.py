@@ -52,6 +52,7 @@ def zero_columns(spec: str, step: Step) -> tuple[set[int], Tensor]:
     return set((weight[0] == 0).nonzero().flatten().tolist()), weight
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("score", ["paper", "released"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_columns_are_those_of_one_backward_pass_per_entry(model: str, score: str) -> None:
@@ -68,6 +69,7 @@ def test_the_columns_are_those_of_one_backward_pass_per_entry(model: str, score:
     assert step.log.means() == {"pruned": pytest.approx(0.8, abs=0.01)}
 
 
+@pytest.mark.integration
 def test_screening_finds_the_same_columns_in_a_large_batch_with_a_part_of_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,6 +94,7 @@ def test_screening_finds_the_same_columns_in_a_large_batch_with_a_part_of_the_wo
         assert sum(work) / 2 < 0.2 * 16 * 768
 
 
+@pytest.mark.integration
 def test_settled_entries_are_settled_as_their_margin_says() -> None:
     """Estimates of a probe differ from exact scores by as many standard errors as normal numbers do."""
     _, step = step_on("lenet:init=wide", examples=16)
@@ -147,6 +150,7 @@ def test_a_hidden_layer_can_be_chosen_and_a_frozen_one_is_left_alone() -> None:
     assert trained.log.values("pruned")[-1] == 0.0
 
 
+@pytest.mark.integration
 def test_statistics_over_the_batch_are_differentiated_as_they_are() -> None:
     module = models.build("convnet:width=8", SAMPLES.domain, seed=0)
     client = SimulatedClient(module, recipe=Recipe(train_mode=True), defense=DEFENSES.build("soteria"))

@@ -189,6 +189,7 @@ def test_running_statistics_are_of_the_examples_as_the_defense_left_them() -> No
             torch.testing.assert_close(federation.state.buffers[name], buffer)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("defense", ["none", "noise:sigma=100", "censor:norms=public,trials=2"])
 def test_running_statistics_name_the_image_whatever_the_defense(defense: str) -> None:
     """What docs/federated.md warns of: the mean and spread behind the first layer are those of one image."""

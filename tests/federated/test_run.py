@@ -35,6 +35,7 @@ class KilledError(Exception):
     """The process died here."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("model", "checkpoint_every"), [("mlp:hidden=8,depth=1", 1), ("mlp:hidden=8,depth=1", 5), ("convnet:width=1", 2)]
 )

@@ -65,6 +65,7 @@ BAD: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("what", BAD)
 def test_a_loader_that_misbehaves_is_found_and_the_next_file_is_tried(
     what: str, originals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +88,7 @@ def test_a_loader_that_misbehaves_is_found_and_the_next_file_is_tried(
         worker.stop()
 
 
+@pytest.mark.integration
 def test_some_hundred_spoilt_files_find_nothing(tmp_path: Path) -> None:
     """The short form of ``make fuzz``, in a process of its own: it forks, and limits its memory."""
     seed = "1"

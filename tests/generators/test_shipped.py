@@ -22,6 +22,7 @@ from gradveil.generators.store import KIND, PUBLISHED
 SHIPPED = {"cifar10": ("cifar10-samples", 10_137, 4), "mnist": ("mnist-samples", 2_880, 5)}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_generator_draws_its_classes(name: str) -> None:
     """A class of draws is nearer, in its mean image, to real images of that class than to most others."""
@@ -102,6 +103,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         load_generator(path)
 
 
+@pytest.mark.integration
 def test_published_generators_are_the_entry_points_of_the_project_and_loaded_when_needed() -> None:
     """Also where the sources are used without being installed: the table of paths is the one in pyproject.toml."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]

@@ -33,6 +33,7 @@ def ways(model: str, *, size: int, train: bool) -> tuple[dict[str, Batched], dic
     return attack.problems(observed(private_batches(3, size), model=model, recipe=Recipe(train_mode=train)), [0, 1, 2])
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(("size", "train"), [(1, False), (2, False), (3, True)])
 @pytest.mark.parametrize("model", MODELS)
@@ -67,6 +68,7 @@ def test_a_layer_with_a_term_of_its_own_in_the_loss_is_covered(size: int) -> Non
         assert (slopes["pixels"] - expected["pixels"]).norm() <= 1e-9 * expected["pixels"].norm()
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize(
     ("attack", "defense"),
@@ -249,6 +251,7 @@ def test_the_given_module_is_not_edited() -> None:
     assert all(p.requires_grad for p in module.parameters())
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("model", MODELS)

@@ -78,6 +78,7 @@ def board(measured: Path, tiny: None) -> Path:  # noqa: ARG001
     return measured
 
 
+@pytest.mark.integration
 def test_an_entry_says_what_was_found_and_what_it_costs(board: Path) -> None:
     entries = {entry.defense: entry for entry in read_entries(board / "docs")}
     assert entries.keys() == {"none", "noise:sigma=10.0", "clip:bound=1.0"}
@@ -94,6 +95,7 @@ def test_an_entry_says_what_was_found_and_what_it_costs(board: Path) -> None:
     assert noisy.rebuilt.identified < 1
 
 
+@pytest.mark.integration
 def test_what_was_measured_is_not_measured_again(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.read_bytes() for path in (board / "docs").rglob("*.json")}
     monkeypatch.setattr("gradveil.auditing.run._run_together", lambda *_: pytest.fail("attacked again"))
@@ -101,6 +103,7 @@ def test_what_was_measured_is_not_measured_again(board: Path, monkeypatch: pytes
     assert {path: path.read_bytes() for path in (board / "docs").rglob("*.json")} == before
 
 
+@pytest.mark.integration
 def test_what_was_stopped_before_its_first_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def entered() -> list[Path]:
         return list(enter(TINY, ["none"], tmp_path / "docs", tmp_path / "work", device="cpu", train=False))
@@ -115,6 +118,7 @@ def test_what_was_stopped_before_its_first_row_goes_on(tmp_path: Path, monkeypat
     assert [path.name for path in entered()] == ["none.json"]
 
 
+@pytest.mark.integration
 def test_trainings_on_different_data_do_not_meet(board: Path) -> None:
     other = replace(TINY, name="cifar10-lenet-b1", training={**(TINY.training or {}), "data": "cifar10-samples"})
     (entry,) = enter(other, ["none"], board / "other", board / "work", device="cpu")
@@ -156,6 +160,7 @@ def test_costs_have_columns_where_they_were_measured(board: Path) -> None:
     assert "cost in training is not measured yet" in without
 
 
+@pytest.mark.integration
 def test_a_defense_that_does_not_fit_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = replace(
         TINY, audit={**TINY.audit, "model": "resnet18", "attacks": ["ig:iterations=1,restarts=1"]}, training=None
@@ -167,6 +172,7 @@ def test_a_defense_that_does_not_fit_is_named_with_the_reason(tmp_path: Path, mo
     assert re.search(r"Cannot work on this model:\n\n- `dp`: .*batch norm", page, re.IGNORECASE)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("tiny")
 def test_a_file_of_ones_own_registers_a_defense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DEFENSES, "_factories", dict(DEFENSES._factories))  # what is registered here ends here

@@ -60,6 +60,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     assert float((actual - expected).norm()) <= 1e-9 * float(expected.norm())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", list(MODELS))
 def test_shapes_and_structure(name: str, domain: Domain) -> None:
     model = build(name, domain, seed=0)
@@ -112,6 +113,7 @@ def test_second_derivatives_match_finite_differences(name: str, cifar: Domain) -
     torch.testing.assert_close(slope, (ahead - behind) / (2 * step), rtol=1e-5, atol=0)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [*SMALL, "resnet18"])
 def test_vmap_equals_a_loop(name: str, cifar: Domain) -> None:
     problems = 3 if name in SMALL else 2
@@ -125,6 +127,7 @@ def test_vmap_equals_a_loop(name: str, cifar: Domain) -> None:
         assert_close(together[index], direction(inputs[index], labels[index]))
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # inside torch's own jvp
 @pytest.mark.parametrize("name", [*SMALL, "resnet18", "resnet18:stem=imagenet"])
 def test_forward_over_reverse_equals_double_backward(name: str, cifar: Domain) -> None:

@@ -21,6 +21,7 @@ def audited(folder: Path, **settings: object) -> tuple[Row, ...]:
     return read_audit(folder).rows
 
 
+@pytest.mark.integration
 def test_each_link_of_a_chain_gets_its_sentence(tmp_path: Path) -> None:
     chain = "sparsify+noise:sigma=0.1"
     rows = audited(tmp_path, defenses=("none", chain, "censor"))
@@ -33,12 +34,14 @@ def test_each_link_of_a_chain_gets_its_sentence(tmp_path: Path) -> None:
     assert said["censor"] == [("censor", NO_MOVE)]
 
 
+@pytest.mark.integration
 def test_options_without_a_counter_move_say_so(tmp_path: Path) -> None:
     rows = audited(tmp_path, defenses=("clip:per=global",))
     ((_, sentences),) = counter_moves(rows)
     assert [sentence for _, sentence in sentences] == [NO_MOVE]
 
 
+@pytest.mark.integration
 def test_who_was_not_told_does_nothing_about_it(tmp_path: Path) -> None:
     rows = audited(tmp_path, defenses=("sparsify",), threat="B")
     assert counter_moves(rows) == [("sparsify", [("sparsify", NOT_TOLD)])]

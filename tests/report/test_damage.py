@@ -145,6 +145,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.integration
 @given(data=st.data(), value=JSON)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_anywhere_gives_a_page_or_one_line(full: Path, data: st.DataObject, value: Any) -> None:

@@ -291,6 +291,7 @@ def test_an_audit_of_nulls_is_still_a_page(folder: Path) -> None:
     assert "this audit has no verdict" in outline(folder).text
 
 
+@pytest.mark.integration
 def test_needs_no_torch(folder: Path) -> None:
     program = (
         "import sys; sys.modules['torch'] = None; from pathlib import Path; "

@@ -401,6 +401,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.integration
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     field=st.sampled_from(

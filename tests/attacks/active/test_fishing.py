@@ -163,6 +163,7 @@ def test_what_is_left_under_a_defense(defense: str, least: float, most: float) -
     assert least < float(cosines(attack, seen, batch.take(slice(0, 1)))[0]) < most
 
 
+@pytest.mark.integration
 def test_the_isolated_gradient_is_inverted() -> None:
     """One picture in the place of its class, gray elsewhere, and the labels that were counted."""
     attack, batch = fishing("fishing:then=ig:tv=0.01;strategy=loop", Budget(1, 150)), batch_with(1, size=16)

@@ -40,11 +40,13 @@ def recovered(options: str, size: int, bar: float = 60.0, **exchange: object) ->
     return int((best_psnr(found.inputs, batch) > bar).sum())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("variant", ["fedsgd", "sparse"])
 def test_resnet18_gives_most_of_a_batch_away(variant: str) -> None:
     assert recovered(f"variant={variant}", 16, model="resnet18") >= 12
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("variant", ["fedsgd", pytest.param("sparse", marks=pytest.mark.slow)])
 def test_and_of_a_larger_one(variant: str) -> None:
     assert recovered(f"variant={variant},bins=256", 64, model="resnet18") >= 32
@@ -118,6 +120,7 @@ def test_what_is_not_found_is_gray_and_counted() -> None:
     assert found.objective == pytest.approx(11 / 16)
 
 
+@pytest.mark.integration
 def test_the_labels_are_read_though_not_in_order() -> None:
     chosen, batch = attack(), SAMPLES.batch(range(16))
     (found,) = chosen([interrogated(chosen, batch, model="resnet18")], seeds=[0])

@@ -19,6 +19,8 @@ CASE = Training(
     partition="dirichlet:alpha=1", seed=5,
 )  # fmt: skip
 
+pytestmark = pytest.mark.integration
+
 
 class Done(NamedTuple):
     """A run, where its processes lived, and what it left."""

@@ -200,6 +200,7 @@ def test_a_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path, monk
         load_stylegan2(path)
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_a_spoilt_pickle_is_read_or_refused_but_never_worse(tmp_path: Path) -> None:
     whole, path, rng = tmp_path / "whole.pt", tmp_path / "spoilt.pt", random.Random(0)

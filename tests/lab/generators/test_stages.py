@@ -75,6 +75,7 @@ def test_images_are_in_range_and_follow_the_code(model: Generator) -> None:
     assert torch.equal(images, model(z, labels))
 
 
+@pytest.mark.integration
 def test_every_stage_can_be_entered(model: Generator) -> None:
     z, labels = draws(model, 2)
     images = model.decode(z, labels)
@@ -109,6 +110,7 @@ def test_it_maps_over_codes_and_over_weights(model: Generator) -> None:
     assert (together[1] - drawn(state, z[1], wanted[1])).abs().mean() > 1e-4, "other weights draw another image"
 
 
+@pytest.mark.integration
 def test_slopes_of_many_problems_come_together(model: Generator) -> None:
     z, labels = draws(model, 3)
     wanted = torch.zeros(3) if labels is None else labels
@@ -120,6 +122,7 @@ def test_slopes_of_many_problems_come_together(model: Generator) -> None:
     torch.testing.assert_close(vmap(grad(brightness))(z, wanted), apart)
 
 
+@pytest.mark.integration
 def test_derivatives_forwards_and_backwards_agree(model: Generator) -> None:
     z, labels = draws(model, 2)
     along, against = torch.randn_like(z), torch.randn(2, *model.shape, dtype=z.dtype)

@@ -58,6 +58,7 @@ def test_the_critic_climbs_the_objective_of_wgan_gp() -> None:
         assert bool((moved == torch.sign(slope))[clear].all()), name
 
 
+@pytest.mark.integration
 def test_training_tells_real_from_drawn_and_then_closes_the_gap() -> None:
     own = trainer(Schedule(steps=1, batch=16, critic_steps=1, lr=2e-3))
     codes, labels = own.draws(0).codes[0], DIGITS.labels[:16]
@@ -77,6 +78,7 @@ def test_training_tells_real_from_drawn_and_then_closes_the_gap() -> None:
     assert verdict() > before + 0.5
 
 
+@pytest.mark.integration
 def test_an_interrupted_training_resumes_to_the_same_result(tmp_path: Path) -> None:
     schedule = Schedule(steps=6, batch=4, critic_steps=2, flip=True)
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
@@ -169,6 +171,7 @@ SLOW = ["train", "--data", "mnist-samples", "--out", "g.safetensors", "--steps",
         "--features", "4", "--latent", "4", "--critic-steps", "1", "--device", "cpu"]  # fmt: skip
 
 
+@pytest.mark.integration
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gradveil.cli.main", "generator", *SLOW]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -184,6 +187,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert 0 < read_tensors(tmp_path / "g.checkpoint.safetensors", KIND)[1]["done"] < 400
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings(TYPER)
 def test_the_command_trains_and_shows(gradveil: Callable[..., Ran], tmp_path: Path) -> None:
     code, said, complaints = gradveil(*SLOW, "--steps", "3", "--kernel", "2")

@@ -29,6 +29,7 @@ def test_the_slice_has_the_code_of_the_private_picture_in_its_middle_and_two_dir
     assert int(torch.linalg.matrix_rank(codes - center, tol=1e-3)) == 2
 
 
+@pytest.mark.integration
 def test_an_adversary_that_adapts_sees_the_private_picture_lower_under_sparsification() -> None:
     plain, adapted = (surface("sparsify:rate=0.9", aware=aware) for aware in (False, True))
     assert adapted["at_private"] < plain["at_private"]  # type: ignore[operator]
@@ -37,6 +38,7 @@ def test_an_adversary_that_adapts_sees_the_private_picture_lower_under_sparsific
     assert torch.tensor(plain["surface"])[1, 1] == pytest.approx(plain["at_private"])
 
 
+@pytest.mark.integration
 def test_without_a_defense_nothing_is_lower_than_the_private_picture() -> None:
     found = surface("none", aware=False)
     assert found["lowest"] == found["at_private"]
@@ -50,11 +52,13 @@ def test_a_concealed_sample_takes_time_and_its_memory_is_not_known_on_a_cpu() ->
     assert found["seconds"] is not None and found["seconds"] > 0  # noqa: PT018
 
 
+@pytest.mark.integration
 def test_twenty_trials_make_a_step_longer() -> None:
     found = step_overhead({"model": "mlp", "batch_size": 8, "device": "cpu", "defense": "censor", "seed": 0})
     assert found["percent"] is not None and found["percent"] > 50  # noqa: PT018
 
 
+@pytest.mark.integration
 def test_all_rounds_come_of_one_training() -> None:
     fields = {
         "data": "mnist-samples", "model": "mlp", "clients": 3, "rounds": 2, "algorithm": "fedsgd", "batch_size": 1,

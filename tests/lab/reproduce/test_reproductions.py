@@ -157,6 +157,7 @@ def test_a_generator_goes_to_the_attacks_that_search_one_on_the_data_it_was_give
     assert "generator" not in attacks["ImageNet", "IG"] + attacks["CIFAR-10", "GIAS"]
 
 
+@pytest.mark.integration
 def test_one_runs_resumes_and_tells_everything_on_its_page(tmp_path: Path) -> None:
     planned = plan(tiny(), "small")
     before = page(planned, tmp_path)
@@ -181,6 +182,7 @@ def test_one_runs_resumes_and_tells_everything_on_its_page(tmp_path: Path) -> No
     assert "not run yet" not in text
 
 
+@pytest.mark.integration
 def test_an_interrupted_one_goes_on_with_what_is_left(tmp_path: Path) -> None:
     planned, folder = plan(tiny(), "small"), ResultFolder(tmp_path)
     assert planned.study is not None

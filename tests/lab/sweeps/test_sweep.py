@@ -49,6 +49,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.integration
 def test_every_case_has_the_folder_of_an_audit_and_a_result(swept: Path) -> None:
     for entry in make_study("study", STUDY).entries:
         folder = swept / entry.digest
@@ -62,6 +63,7 @@ def test_every_case_has_the_folder_of_an_audit_and_a_result(swept: Path) -> None
     assert "picked out of" in render(folder).read_text()
 
 
+@pytest.mark.integration
 def test_a_case_in_company_is_the_case_alone_but_for_the_last_digits(swept: Path, tmp_path: Path) -> None:
     entry = make_study("study", STUDY).entries[1]
     assert isinstance(entry.case, Case)
@@ -78,6 +80,7 @@ def test_a_case_in_company_is_the_case_alone_but_for_the_last_digits(swept: Path
     assert "16 together" in together["rows"][0]["strategy"] or together["rows"][0]["strategy"].startswith("loop")
 
 
+@pytest.mark.integration
 def test_killed_and_with_two_workers_it_ends_the_same(swept: Path, tmp_path: Path) -> None:
     study, out = written(tmp_path, STUDY), tmp_path / "out"
     with sweeping(study, "--out", out, "--workers", 2) as process:
@@ -91,6 +94,7 @@ def test_killed_and_with_two_workers_it_ends_the_same(swept: Path, tmp_path: Pat
     assert all(path.stat().st_mtime_ns == then for path, then in kept.items()), "what is done is not done again"
 
 
+@pytest.mark.integration
 def test_an_interrupted_sweep_says_how_to_go_on_and_its_status_can_be_read_meanwhile(tmp_path: Path) -> None:
     study, out = written(tmp_path, of_seeds(20)), tmp_path / "out"
     with sweeping(study, "--out", out, "--workers", 1) as process:
@@ -108,6 +112,7 @@ def test_an_interrupted_sweep_says_how_to_go_on_and_its_status_can_be_read_meanw
     assert status_of(out).running == {}
 
 
+@pytest.mark.integration
 def test_a_case_that_crashes_or_cannot_run_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "crashing_nets.py").write_text(CRASHING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -132,6 +137,7 @@ def test_a_case_that_crashes_or_cannot_run_stops_nothing_else(tmp_path: Path, mo
     assert not (out / raises["digest"] / "failed.json").exists()
 
 
+@pytest.mark.integration
 def test_company_is_parted_where_one_case_cannot_run(tmp_path: Path) -> None:
     """Soteria is told a layer that the model does not have; the others are then run by themselves."""
     fields = {"base": BASE, "grid": {"defenses": ["none", "soteria:layer=nowhere", "clip:bound=1"]}}
@@ -146,6 +152,7 @@ def test_company_is_parted_where_one_case_cannot_run(tmp_path: Path) -> None:
     assert run_study(study, tmp_path, retry=True, start="fork").done == 2
 
 
+@pytest.mark.integration
 def test_results_of_several_machines_are_merged_by_copying_folders(swept: Path, tmp_path: Path) -> None:
     study = make_study("study", STUDY)
     parts = [tmp_path / "one", tmp_path / "two"]
@@ -157,6 +164,7 @@ def test_results_of_several_machines_are_merged_by_copying_folders(swept: Path, 
     assert results(parts[0]) == results(swept)
 
 
+@pytest.mark.integration
 def test_a_result_that_is_damaged_is_run_again(swept: Path, tmp_path: Path) -> None:
     shutil.copytree(swept, tmp_path / "out")
     digest = make_study("study", STUDY).entries[5].digest
@@ -238,6 +246,7 @@ def test_who_looks_for_a_sweep_is_not_taken_for_one_by_others_who_look(tmp_path:
     assert looks == [True, None]
 
 
+@pytest.mark.integration
 def test_status_shows_the_sweeps_of_a_folder(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweeps").mkdir()
