@@ -101,6 +101,7 @@ def run_console(content: str, folder: Path) -> None:
     assert shape(run_script(commands, folder)) == shape(said)
 
 
+@pytest.mark.integration
 @pytest.mark.network
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)])
 def test_the_examples_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
