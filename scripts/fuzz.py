@@ -129,6 +129,7 @@ def serve(pipe: Connection, seed: int, originals: Path, scratch: Path) -> None:
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
     parent = os.getppid()
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # a fork begins with what its parent holds
     while True:
         while not pipe.poll(1):
             if os.getppid() != parent:  # it was killed, and nobody asks any more
@@ -136,7 +137,7 @@ def serve(pipe: Connection, seed: int, originals: Path, scratch: Path) -> None:
         number = pipe.recv()
         found = try_one(number, seed, originals, scratch)
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if found is None and most > MEMORY:
+        if found is None and most > max(MEMORY, begun + MEMORY // 8):
             found = Finding(number, target_of(number), "", f"holds {most / 2**30:.1f} GB")
         pipe.send((found, most))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from gradveil.threat import save_observations
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer loads names that click is about to drop
-    from gradveil.cli import attack, audit, main
+    from gradveil.cli import attack, audit, listing, main
     from gradveil.lab.bench import BENCHES
     from gradveil.lab.commands import leaderboard
 
@@ -216,13 +217,17 @@ def test_the_table_of_commands_says_what_they_do() -> None:
         assert str(command.help).partition("\n")[0] == text
 
 
-def test_help_and_version_need_no_torch() -> None:
+def test_the_lines_of_list_are_those_of_the_registries() -> None:
+    assert json.loads(listing.NAMES.read_text()) == listing.registered(), "run python -m gradveil.cli.listing"
+
+
+def test_help_version_and_list_need_no_torch() -> None:
     script = """
 import sys
 from gradveil.cli.main import app
-for words in (["--help"], ["--version"]):
+for words in (["--help"], ["--version"], ["list", "attacks"]):
     app(words, standalone_mode=False)
-assert not {"torch", "numpy", "rich.table"} & sys.modules.keys(), "help loads what takes seconds"
+assert not {"torch", "numpy"} & sys.modules.keys(), "help loads what takes seconds"
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "audit" in done.stdout

@@ -92,7 +92,7 @@ class Judgement(ImageMetrics, _Record):
 
     @model_validator(mode="after")
     def _scored_or_not(self) -> Self:
-        scored = (self.psnr, self.identified_interval, self.gallery, self.at_random, self.label_accuracy)
+        scored = (self.identified_interval, self.gallery, self.at_random, self.label_accuracy)
         if self.identified is not None and None in scored:
             raise ValueError("it is scored in part")
         return self

@@ -1,24 +1,24 @@
-"""``gradveil list``: what there is, with options and one line each."""
+"""``gradveil list``: what there is, with options and one line each.
+
+What is registered is known once torch is loaded, which takes seconds. So its lines are kept in ``names.json``, which
+``python -m gradveil.cli.listing`` writes anew. A test fails where it is old.
+"""
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from gradveil.assets import CATALOGUE, is_fetched
-from gradveil.attacks import ATTACKS
-from gradveil.core.registry import Registry
-from gradveil.data import DATASETS
-from gradveil.defenses import DEFENSES
-from gradveil.generators import GENERATORS
-from gradveil.models import MODELS
-from gradveil.threat import THREATS
+if TYPE_CHECKING:
+    from gradveil.core.registry import Registry
 
-_out = Console()
+NAMES = Path(__file__).with_name("names.json")
 
 
 class Kind(StrEnum):
@@ -35,47 +35,53 @@ class Kind(StrEnum):
 
 def show(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
     """List attacks, defenses, models, generators, data sets, assets or threat models."""
-    registries: dict[Kind, Registry[Any]] = {
-        Kind.ATTACKS: ATTACKS,
-        Kind.DEFENSES: DEFENSES,
-        Kind.MODELS: MODELS,
-        Kind.GENERATORS: GENERATORS,
-        Kind.DATA: DATASETS,
-    }
-    if kind in registries:
-        _registry(registries[kind])
-    elif kind is Kind.ASSETS:
-        _assets()
+    if kind is Kind.ASSETS:
+        from gradveil.assets import CATALOGUE, is_fetched  # whether they are here is not known beforehand
+
+        titles = ["name", "here", "size", "licence", "what it is"]
+        rows = [
+            [name, "ready" if is_fetched(name) else "absent", asset.size, asset.licence, asset.title]
+            for name, asset in CATALOGUE.items()
+        ]
     else:
-        _threats()
-
-
-def _table(*titles: str) -> Table:
+        titles = ["name", "title", "knows and may"] if kind is Kind.THREATS else ["name", "options", "what it is"]
+        rows = json.loads(NAMES.read_text())[kind]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in titles:
         table.add_column(title, overflow="fold")
-    return table
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, highlight=False)
 
 
-def _registry(registry: Registry[Any]) -> None:
-    table = _table("name", "options", "what it is")
-    for name in registry:
-        options = ", ".join(
-            f"{key}" if p.default is p.empty else f"{key}={p.default}" for key, p in registry.options(name).items()
-        )
-        table.add_row(name, options, registry.summary(name))
-    _out.print(table, highlight=False)
+def registered() -> dict[str, list[list[str]]]:
+    """The lines of everything but assets, as they are now."""
+    from gradveil.attacks import ATTACKS
+    from gradveil.data import DATASETS
+    from gradveil.defenses import DEFENSES
+    from gradveil.generators import GENERATORS
+    from gradveil.models import MODELS
+    from gradveil.threat import THREATS
+
+    found: dict[str, list[list[str]]] = {}
+    registries: dict[str, Registry[Any]] = {
+        "attacks": ATTACKS,
+        "defenses": DEFENSES,
+        "models": MODELS,
+        "generators": GENERATORS,
+        "data": DATASETS,
+    }
+    for kind, registry in registries.items():
+        found[kind] = []
+        for name in registry:
+            options = registry.options(name).items()
+            listed = ", ".join(key if p.default is p.empty else f"{key}={p.default}" for key, p in options)
+            found[kind].append([name, listed, registry.summary(name)])
+    found["threats"] = [
+        [threat.name, threat.title, ", ".join(sorted(threat.knows)) or "updates only"] for threat in THREATS.values()
+    ]
+    return found
 
 
-def _assets() -> None:
-    table = _table("name", "here", "size", "licence", "what it is")
-    for name, asset in CATALOGUE.items():
-        table.add_row(name, "ready" if is_fetched(name) else "absent", asset.size, asset.licence, asset.title)
-    _out.print(table, highlight=False)
-
-
-def _threats() -> None:
-    table = _table("name", "title", "knows and may")
-    for threat in THREATS.values():
-        table.add_row(threat.name, threat.title, ", ".join(sorted(threat.knows)) or "updates only")
-    _out.print(table, highlight=False)
+if __name__ == "__main__":
+    NAMES.write_text(json.dumps(registered(), indent=1) + "\n")
