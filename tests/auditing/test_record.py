@@ -108,7 +108,7 @@ def test_names_of_files_that_are_no_text_can_be_written() -> None:
     [
         ({"psnr": "high"}, r"row 1: 'psnr' should be a number or null; the file is damaged"),
         ({"identified": 2}, r"row 1: 'identified' should be less than or equal to 1"),
-        ({"psnr": None}, r"row 1: it is scored in part"),
+        ({"gallery": None}, r"row 1: it is scored in part"),
         ({"candidates": None, "ranked_first": 1.0}, r"row 1: it ranks no candidates"),
         ({"trace": []}, r"row 1: 'trace' should be an object"),
         ({"per_image": [{"picture": 0}]}, r"row 1, image 1: 'stopped' should be a text"),
