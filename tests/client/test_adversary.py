@@ -736,6 +736,51 @@ def test_dp_follows_numbers_that_a_loop_sets_and_not_those_of_examples(evaluates
         torch.testing.assert_close(model.first.weight.grad, plain.first.weight.grad)
 
 
+class Fragile(Heated):
+    """Fails on large examples, after it set a number that is of them."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out = super().forward(inputs)
+        if not torch._C._functorch.is_batchedtensor(inputs) and inputs.max() > 9:
+            raise ValueError("out of range")
+        return out
+
+
+class Forgetful(Heated):
+    """Its number is of the last examples only after the backward pass has computed a part again."""
+
+    def hidden(self, inputs: Tensor) -> Tensor:
+        self.last = float(inputs.mean())
+        hidden: Tensor = self.act(self.first(inputs))
+        return hidden
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        last = self.last
+        if torch._C._functorch.is_batchedtensor(inputs):
+            hidden = self.act(self.first(inputs))
+        else:
+            hidden, self.last = checkpoint(self.hidden, inputs, use_reentrant=False), 0.0
+        out: Tensor = self.head(hidden) * (1 + last)
+        return out
+
+
+@pytest.mark.parametrize("kind", [Fragile, Forgetful])
+def test_dp_follows_no_number_of_a_pass_that_failed_or_ran_again(kind: type[nn.Module]) -> None:
+    def gradient(before: Tensor) -> Tensor:
+        model, (inputs, targets) = kind(), drawn(11)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        guard = gradveil.protect(model, optimizer, cross_entropy, defense="dp:sigma=0,bound=1000")
+        with contextlib.suppress(ValueError):
+            guard.loss(model(before), targets).backward()
+        optimizer.zero_grad()
+        guard.loss(model(inputs), targets).backward()
+        optimizer.step()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    first, _ = drawn(12)
+    assert torch.equal(gradient(first), gradient(first + 10)), "the examples before are not in this step"
+
+
 def test_dp_refuses_a_layer_that_was_replaced_after_protect() -> None:
     model, (inputs, targets) = Heated(), drawn(11)
     guard = gradveil.protect(model, torch.optim.SGD(model.parameters(), lr=LR), cross_entropy, defense="dp:sigma=1")

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -428,7 +429,8 @@ class Guard:
         seen.factor, self._taking = float(factor), True
         wanted = {name: p for name, p in self._params.items() if p.requires_grad}
         try:
-            found = torch.autograd.grad(total, list(wanted.values()), factor, allow_unused=True)
+            with self._mirror.again() if self._starts_over else nullcontext():
+                found = torch.autograd.grad(total, list(wanted.values()), factor, allow_unused=True)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise

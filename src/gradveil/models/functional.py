@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -114,18 +115,31 @@ class Mirror:
             ) from error
         self._functions: dict[tuple[bool, ...], Functional] = {}
         self._replaced: str | None = None
-        self.note()
+        self._noted = _attributes(module)
+        self._passing = False
 
     def note(self) -> None:
         """After a pass: what the pass itself set, which may tell of its examples, is not for the copy."""
-        self._noted = _attributes(self._module)
+        self._noted, self._passing = _attributes(self._module), False
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """While a part of a pass may run again: what that sets is not for the copy either."""
+        before = _attributes(self._module)
+        try:
+            yield
+        finally:
+            after = _attributes(self._module)
+            self._noted |= {key: value for key, value in after.items() if key not in before or before[key] != value}
 
     def follow(self) -> str | None:
         """Before a pass: give the copy the numbers, texts and flags that were set on layers since the last one.
 
         Returns why the copy cannot follow, if it cannot: a layer was replaced, or such an attribute by something else.
         """
-        now = _attributes(self._module)
+        if self._passing:
+            self.note()  # the last pass failed, and nobody can tell what it set from what was set after it
+        now, self._passing = _attributes(self._module), True
         odd = [key for key, kind in now.items() if isinstance(kind, type) and self._noted.get(key) is not kind]
         odd += [key for key, value in self._noted.items() if key not in now and value is not None]
         if odd and self._replaced is None:
