@@ -111,7 +111,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda row: row.update(defense=1),
         lambda row: row.update(identified="all"),
         lambda row: row.update(gallery=0),
-        lambda row: row.update(psnr=None),
+        lambda row: row.update(gallery=None),
         lambda row: row.update(trace=[]),
         lambda row: row.update(per_image=[{}]),
         lambda row: row.update(digest="../../../../etc"),

@@ -84,4 +84,6 @@ def registered() -> dict[str, list[list[str]]]:
 
 
 if __name__ == "__main__":
-    NAMES.write_text(json.dumps(registered(), indent=1) + "\n")
+    from gradveil.core.atomic import write_json
+
+    write_json(NAMES, registered(), shared=True)
