@@ -1,5 +1,6 @@
 """Defenses, one per file. Importing this package registers all of them."""
 
+from gradveil.defenses.accounting import Ledger
 from gradveil.defenses.ats import ATS
 from gradveil.defenses.base import DEFENSES, Chain, Defense, Log, Step, Transform, check_result, links_of
 from gradveil.defenses.censor import Censor
@@ -16,6 +17,6 @@ from gradveil.defenses.sparsify import Sparsify
 
 __all__ = [
     "ATS", "DCS2", "DEFENSES", "DP", "Censor", "Chain", "Clip", "ClipExamples", "DCS2Plus", "Defense", "GradDefense",
-    "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform", "check_result",
-    "links_of",
+    "Ledger", "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform",
+    "check_result", "links_of",
 ]  # fmt: skip

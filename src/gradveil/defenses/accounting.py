@@ -123,6 +123,22 @@ class Ledger:
         check_delta(delta)
         return _counted(self._entries(), delta)
 
+    def power(self, level: float) -> float:
+        """How likely one example's part can make what has probability ``level`` without it: never too small.
+
+        >>> ledger = Ledger()
+        >>> ledger.add(1.0, 1.0)
+        >>> round(ledger.power(0.01), 3)
+        0.092
+        """
+        if not 0 <= level <= 1:
+            raise GradveilError(f"a level is from 0 to 1, not {_shown(level)}")
+        return _powers(self._entries(), level)
+
+    def advantage(self) -> float:
+        """The most that one example's part can change the probability of anything: never too small."""
+        return _advantage(self._entries())
+
     def state(self) -> list[list[float | int]]:
         """[sigma, sample rate, steps] of each mechanism, whatever the order of adding; a JSON file can hold it."""
         return [list(entry) for entry in self._entries()]
@@ -221,15 +237,58 @@ def _counted(entries: tuple[Entry, ...], delta: float) -> Guarantee:
 
 def _gaussian(entries: tuple[Entry, ...], delta: float) -> float:
     """Exact, with every step at rate 1: together such steps are one Gaussian mechanism with noise 1 / mu."""
-    total: Counter[float] = Counter()  # by sigma: whatever the rates of steps, their sum is rounded in the same way
-    for sigma, _, steps in entries:
-        total[sigma] += steps
-    mu = math.hypot(*(math.sqrt(steps) / sigma for sigma, steps in total.items()))
+    mu = _mu(entries)
     if mu > 1000:  # beyond what the exact formula can compute; that of concentrated privacy (Bun and Steinke, 2016)
         return mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta))
     if mu < 1e-300:
         return 0.0
     return float(_library().get_epsilon_gaussian(1 / mu, delta)) * (1 + 1e-9)  # a root is found from either side
+
+
+def _mu(entries: tuple[Entry, ...]) -> float:
+    total: Counter[float] = Counter()  # by sigma: whatever the rates of steps, their sum is rounded in the same way
+    for sigma, _, steps in entries:
+        total[sigma] += steps
+    return math.hypot(*(math.sqrt(steps) / sigma for sigma, steps in total.items()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _powers(entries: tuple[Entry, ...], level: float) -> float:
+    """The trade-off function of Gaussian noise, or that of (epsilon, delta) at the best epsilon if it is lower."""
+    if not entries or level in (0, 1):
+        return level
+    if any(sigma == 0 for sigma, _, _ in entries):
+        return 1.0
+    from scipy.special import ndtr, ndtri
+
+    best = float(ndtr(ndtri(level) + _mu(entries)))
+    for epsilon, delta in _tradeoffs(entries):
+        best = min(best, math.exp(epsilon) * level + delta)
+    return min(1.0, best * (1 + 1e-9))
+
+
+@functools.lru_cache(maxsize=1024)
+def _advantage(entries: tuple[Entry, ...]) -> float:
+    if not entries:
+        return 0.0
+    if any(sigma == 0 for sigma, _, _ in entries):
+        return 1.0
+    return min(1.0, math.erf(_mu(entries) / math.sqrt(8)) * (1 + 1e-9), *(d for e, d in _tradeoffs(entries) if e == 0))
+
+
+@functools.lru_cache(maxsize=64)
+def _tradeoffs(entries: tuple[Entry, ...]) -> tuple[tuple[float, float], ...]:
+    """Pairs of epsilon and delta that sampled steps have together; none where the Gaussian bound is exact."""
+    if all(rate == 1 for _, rate, _ in entries):
+        return ()
+    epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 20, 200)])
+    with np.errstate(all="ignore"):
+        try:
+            whole = _composed(_merged(entries), 1e-6, _gaussian(entries, 1e-6))
+            found = [] if whole is None else whole.get_delta_for_epsilon(epsilons)
+        except (ArithmeticError, ValueError, MemoryError):
+            return ()
+    return tuple((float(e), float(d) + 1e-7) for e, d in zip(epsilons, found, strict=False) if math.isfinite(d))
 
 
 def _merged(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -280,26 +339,31 @@ def _renyi(entries: tuple[Entry, ...], delta: float, _known: float) -> float:
 
 
 def _loss_distribution(entries: tuple[Entry, ...], delta: float, known: float) -> float:
-    """By privacy loss distributions, rounded up onto a grid: tight, where the grid can be fine enough.
+    """By privacy loss distributions: tight, where their grid can be fine enough."""
+    try:
+        whole = _composed(entries, delta, known)
+        return math.inf if whole is None else float(whole.get_epsilon_for_delta(0.99 * delta))  # the rest for rounding
+    except (ArithmeticError, ValueError, MemoryError):
+        return math.inf
+
+
+def _composed(entries: tuple[Entry, ...], delta: float, known: float) -> Any:
+    """The privacy loss distribution of all steps, rounded up onto a grid; None where no grid is fine enough.
 
     Its interval is a tenth of the deviation of one step's loss, or less where few steps with little noise make up
     epsilon. On any grid the result is an upper bound.
     """
     total = sum(steps for _, _, steps in entries)
     if known > FINE_EPSILON or total > FINE_STEPS * delta:
-        return math.inf
+        return None
     variance = sum(steps * rate**2 * math.expm1(min(50.0, sigma**-2)) for sigma, rate, steps in entries) / total
     reach = max(2 * known, *(10 / sigma + 0.5 / sigma**2 for sigma, _, _ in entries))
     interval = max(reach / GRID, min(math.sqrt(variance) / 10, known / 5000, COARSEST))
     if interval > math.sqrt(variance):
-        return math.inf
+        return None
     interval = 2.0 ** math.floor(math.log2(interval))  # so that the next steps find the same distributions again
-    try:
-        parts = [_distribution(sigma, rate, interval).self_compose(steps) for sigma, rate, steps in entries]
-        whole = functools.reduce(lambda one, other: one.compose(other), parts)
-        return float(whole.get_epsilon_for_delta(0.99 * delta))  # the rest of delta is for rounding
-    except (ArithmeticError, ValueError, MemoryError):
-        return math.inf
+    parts = [_distribution(sigma, rate, interval).self_compose(steps) for sigma, rate, steps in entries]
+    return functools.reduce(lambda one, other: one.compose(other), parts)
 
 
 @functools.lru_cache(maxsize=8)

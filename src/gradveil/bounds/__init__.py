@@ -1,0 +1,6 @@
+"""What no attack can pass: ceilings that follow from a bound on one example's influence, and from noise."""
+
+from gradveil.bounds.ceiling import Ceiling as Ceiling
+from gradveil.bounds.ceiling import Release as Release
+from gradveil.bounds.ceiling import ceiling as ceiling
+from gradveil.bounds.ceiling import release_of as release_of

@@ -1,0 +1,136 @@
+"""Ceilings against the best adversary that can be computed, and against the facts of the field."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr, ndtri
+
+from gradveil.bounds import ceiling, release_of
+from gradveil.core.errors import GradveilError
+from gradveil.defenses import DEFENSES, Ledger
+
+
+def spent(sigma: float, steps: int = 1, rate: float = 1.0) -> Ledger:
+    ledger = Ledger()
+    ledger.add(sigma, rate, steps)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("mu", "share"), [(0.25, 0.019), (0.5, 0.034), (1 / 1.1, 0.078), (1, 0.092), (2, 0.37), (3, 0.75)]
+)
+def test_one_of_a_hundred_by_the_published_formula(mu: float, share: float) -> None:
+    assert ceiling(spent(1 / mu), candidates=100).recognised == pytest.approx(share, abs=0.005)
+
+
+def recognised(influences: np.ndarray, sigma: float, draws: int = 20_000, seed: int = 0) -> float:
+    """How often the most likely candidate is the right one: no adversary does better."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(len(influences), size=draws)
+    reply = influences[truth] + sigma * rng.standard_normal((draws, influences.shape[1]))
+    likely = reply @ influences.T - (influences**2).sum(1) / 2
+    return float((likely.argmax(1) == truth).mean())
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("kind", ["opposite", "right angles", "one line", "simplex", "random"])
+def test_the_best_adversary_stays_below(kind: str, sigma: float) -> None:
+    rng = np.random.default_rng(1)
+    influences = {
+        "opposite": np.array([[1.0], [-1.0]]),
+        "right angles": np.eye(100),
+        "one line": np.linspace(-1, 1, 100)[:, None],
+        "simplex": np.eye(100) - 1 / 100,
+        "random": (lambda x: x / np.linalg.norm(x, axis=1, keepdims=True))(rng.standard_normal((100, 5))),
+    }[kind]
+    assert np.linalg.norm(influences, axis=1).max() <= 1 + 1e-12
+    top = ceiling(spent(sigma), candidates=len(influences)).recognised
+    found = recognised(influences, sigma)
+    assert found <= top + 3 * math.sqrt(top * (1 - top) / 20_000)
+    if kind == "opposite":
+        assert found >= top - 0.02, "two opposite candidates reach the ceiling"
+
+
+def test_many_replies_are_one_with_less_noise() -> None:
+    assert ceiling(spent(4.0, steps=16), candidates=50).recognised == pytest.approx(
+        ceiling(spent(1.0), candidates=50).recognised
+    )
+
+
+def test_members_by_the_trade_off_of_gaussian_noise() -> None:
+    found = ceiling(spent(1.0), candidates=100)
+    assert found.member == pytest.approx(ndtr(ndtri(0.01) + 1))
+    assert found.advantage == pytest.approx(2 * ndtr(0.5) - 1)
+
+
+def test_sampled_steps_cost_less_and_never_less_than_they_should() -> None:
+    """Against the exact power of one sampled step, by a likelihood ratio that is drawn often."""
+    rate, sigma, draws = 0.1, 1.0, 400_000
+    rng = np.random.default_rng(0)
+    without = sigma * rng.standard_normal(draws)
+    part = without + (rng.random(draws) < rate)
+
+    def ratio(x: np.ndarray) -> np.ndarray:
+        return np.asarray(1 - rate + rate * np.exp((2 * x - 1) / (2 * sigma**2)))
+
+    for level in (0.001, 0.01, 0.1, 0.5):
+        exact = float((ratio(part) > np.quantile(ratio(without), 1 - level)).mean())
+        claimed = spent(sigma, rate=rate).power(level)
+        assert exact <= claimed + 4 * math.sqrt(exact / draws)
+        assert claimed < 0.7 * spent(sigma).power(level) or level == 0.5
+    exact = float(np.maximum(ratio(without) - 1, 0).mean())
+    assert exact - 0.001 <= spent(sigma, rate=rate).advantage() <= exact + 0.005
+
+
+def test_nothing_spent_is_luck_and_no_noise_is_everything() -> None:
+    assert ceiling(Ledger(), candidates=100).recognised == pytest.approx(0.01)
+    assert Ledger().advantage() == 0
+    assert ceiling(spent(0.0), candidates=100).recognised == 1
+    assert ceiling(spent(0.0), candidates=100).advantage == 1
+
+
+def test_of_a_batch_the_others_may_be_known() -> None:
+    assert ceiling(spent(1e9), candidates=100, private=8).recognised == pytest.approx(8 / 93)
+    assert ceiling(spent(1e9), candidates=8, private=8).recognised == 1
+    with pytest.raises(GradveilError, match="9 private examples cannot be among 8"):
+        ceiling(spent(1.0), candidates=8, private=9)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sigma", "at"),
+    [
+        ("dp:sigma=2", 2.0, "step"),
+        ("clip:per=example,bound=1+noise:sigma=0.5", 4.0, "step"),
+        ("clip:per=example,bound=1+clip:per=global,bound=9+noise:sigma=0.5", 4.0, "step"),
+        ("clip:per=example,bound=8+clip:per=global,bound=0.5+noise:sigma=1", 2.0, "step"),
+        ("clip:per=global,bound=1,at=update+noise:sigma=2,at=update", 2.0, "update"),
+        ("clip:per=layer,bound=1+noise:sigma=1", 0.5, "step"),
+        ("clip:per=example,bound=1+noise:sigma=0.5+sparsify:rate=0.9", 4.0, "step"),
+    ],
+)
+def test_what_is_bounded_and_noised_has_a_ceiling(spec: str, sigma: float, at: str) -> None:
+    found = release_of(DEFENSES.build(spec), examples=8, tensors=4)
+    assert (found.sigma, found.at) == (pytest.approx(sigma), at)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("none", "nothing bounds"),
+        ("noise:sigma=9", "nothing bounds"),
+        ("noise:sigma=9+clip:per=global", "no Gaussian noise follows"),
+        ("clip:per=example", "no Gaussian noise follows"),
+        ("clip:per=example+noise:sigma=0", "no Gaussian noise follows"),
+        ("clip:per=example+noise:sigma=1,at=update", "no Gaussian noise follows"),
+        ("clip:per=global+sparsify:rate=0.5+noise:sigma=1", "nothing bounds"),
+        ("clip:per=global+noise:sigma=1,kind=laplace", "laplace noise is not counted"),
+        ("censor", "nothing bounds"),
+        ("outpost", "nothing bounds"),
+    ],
+)
+def test_what_is_not_has_none_and_says_why(spec: str, why: str) -> None:
+    with pytest.raises(GradveilError, match=why):
+        release_of(DEFENSES.build(spec), examples=8, tensors=4)
