@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.attacks import engine
+from gradveil.engine import strategy
 
 
 def _remember(names: list[str]) -> None:
     for name in names:
-        with engine._one_writer():
-            engine._remember(name, engine.Choice("loop", 1))
+        with strategy._one_writer():
+            strategy._remember(name, strategy.Choice("loop", 1))
 
 
 def test_what_processes_remember_at_the_same_time_is_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,4 +25,4 @@ def test_what_processes_remember_at_the_same_time_is_all_kept(tmp_path: Path, mo
         worker.start()
     for worker in workers:
         worker.join()
-    assert set(engine._remembered()) == {name for own in names for name in own}
+    assert set(strategy._remembered()) == {name for own in names for name in own}

@@ -11,13 +11,13 @@ import torch
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.engine import Given, Plan, bound, plan_for, ways_of
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.parts.search import Adam, Problems
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT
 from gradveil.core.trees import moved
 from gradveil.core.types import Params
+from gradveil.engine import Given, Plan, bound, plan_for, ways_of
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -133,7 +133,7 @@ def test_problems_side_by_side_are_as_one_by_one(side_by_side: int) -> None:
         found = torch.func.grad_and_value(lambda u: (about["reply"]["w"] @ u["x"].tanh()).square().sum())(unknowns)
         return found[0], found[1]
 
-    way = ways_of({"reverse": single}, None)["loop reverse"]
+    way = ways_of({"reverse": single}, None, starts, given)["loop reverse"]
     replayed = bound(Plan("loop reverse", side_by_side, graph=True), way, starts, given)
     for factor in (1.0, 0.5):  # with what a graph was captured for, and with something else
         point = {"x": starts["x"] * factor}
@@ -145,8 +145,8 @@ def test_what_cannot_be_captured_is_looped_over(own_cache: Path) -> None:
     def asks(unknowns: Params, _: Given) -> tuple[Params, torch.Tensor]:
         return unknowns, unknowns["x"].sum() * float(unknowns["x"].sum())
 
-    ways = ways_of({"reverse": asks}, None)
     starts, given = {"x": torch.ones(3, 2, device="cuda")}, {"reply": torch.zeros(3, 2**20, device="cuda")}
+    ways = ways_of({"reverse": asks}, None, starts, given)
     assert plan_for(ways, starts, given) == Plan("loop reverse", 1)
     assert plan_for(ways, starts, given) == Plan("loop reverse", 1), "and so it is when it is remembered"
     assert not next(iter(json.loads(own_cache.read_text()).values()))["graph"]

@@ -27,13 +27,21 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from gradveil.assets import cache_folder
-from gradveil.attacks.graph import at, captured, captured_by_parts
 from gradveil.core.atomic import open_file, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.graphs import side_by_side
 from gradveil.core.reading import read_text
 from gradveil.core.types import Params
-from gradveil.joint import SAME, agree_nearby
+from gradveil.engine.agreement import FEW, agree, same_tensors
+from gradveil.engine.graphs import (
+    Evaluate,
+    at,
+    captured,
+    captured_by_parts,
+    concatenated,
+    cuda_settings,
+    side_by_side,
+)
+from gradveil.engine.network import UnsupportedError
 
 Given = dict[str, Any]
 """What a problem is about, such as the observed update and the labels: any nesting of dicts of tensors."""
@@ -43,9 +51,6 @@ Single = Callable[[Params, Given], tuple[Params, Tensor]]
 
 Batched = Callable[[Params, Given], tuple[Params, Tensor]]
 """N problems: (unknowns [N, ...], given [N, ...]) -> (gradients [N, ...], objectives [N])."""
-
-Evaluate = Callable[[Params], tuple[Params, Tensor]]
-"""All problems of a run, whatever is given bound to them."""
 
 Strategy = Literal["auto", "loop", "vmap", "joint", "compiled"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -64,7 +69,6 @@ over weights makes grouped convolutions, which lost to streams where clients of 
 _SIDE_BY_SIDE = 16
 """So many problems, at most, run beside each other on a GPU: enough to fill it."""
 _SHARE_OF_MEMORY = 0.4
-_FEW = 2
 
 
 @dataclass(frozen=True)
@@ -90,14 +94,36 @@ class Plan:
         return f"{self.way}, {self.chunk} together{graph}, {precise}"
 
 
-def ways_of(singles: Mapping[str, Single], joint: Batched | None) -> dict[str, Batched]:
-    """Every way to run a batch, by name."""
-    found = {} if joint is None else {"joint": joint}
+def ways_of(
+    singles: Mapping[str, Single], joint: Callable[[], Batched] | None, unknowns: Params, given: Given
+) -> dict[str, Batched]:
+    """Every way to run a batch, by name.
+
+    Args:
+        singles: the code of one problem, by name; the last is the plainest.
+        joint: makes the code of many; None where there is none. It is among the ways only if the model's layers allow
+            it and it gives what the plain loop gives on a few of the problems.
+        unknowns: of all problems, [N, ...].
+        given: of all problems.
+    """
+    found: dict[str, Batched] = {}
     for name, single in singles.items():
         found[f"vmap {name}"] = vmap(single)
         found[f"loop {name}"] = _one_by_one(single)
         found[f"compiled {name}"] = _compiled(single)
-    return found
+    if joint is None:
+        return found
+    try:
+        together, plain, about = joint(), found[f"loop {list(singles)[-1]}"], at(given, slice(FEW))
+
+        def same(point: Params) -> bool:
+            with _precision("float32", _device(point)):
+                (gradients, values), (expected, others) = together(point, about), plain(point, about)
+            return same_tensors(gradients, expected) and same_tensors({"value": values}, {"value": others})
+
+        return {"joint": together, **found} if agree(same, at(unknowns, slice(FEW))) else found
+    except UnsupportedError:
+        return found
 
 
 def plan_for(
@@ -160,10 +186,7 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
     def in_chunks(point: Params) -> tuple[Params, Tensor]:
         starts = range(0, _count(point), plan.chunk)
         parts = [way(at(point, slice(i, i + plan.chunk)), at(given, slice(i, i + plan.chunk))) for i in starts]
-        if len(parts) == 1:
-            return parts[0]
-        gradients = {name: torch.cat([gradient[name] for gradient, _ in parts]) for name in parts[0][0]}
-        return gradients, torch.cat([values for _, values in parts])
+        return concatenated(parts)
 
     def precise(point: Params) -> tuple[Params, Tensor]:
         with _precision(plan.precision, _device(point)):
@@ -179,19 +202,6 @@ def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
             return way(point, about)
 
     return captured_by_parts(part, unknowns, given, min(plan.chunk, _count(unknowns)))
-
-
-def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
-    """Whether two ways give the same slopes and values on a few of the problems, up to rounding."""
-    about = at(given, slice(_FEW))
-
-    def same(point: Params) -> bool:
-        with _precision("float32", _device(point)):
-            (first, values), (second, others) = one(point, about), other(point, about)
-        close = all((first[k] - second[k]).norm() <= SAME * second[k].norm() + 1e-12 for k in second)
-        return close and torch.allclose(values, others, rtol=SAME, atol=1e-6)
-
-    return agree_nearby(same, at(unknowns, slice(_FEW)))
 
 
 def _one_by_one(single: Single) -> Batched:
@@ -224,15 +234,8 @@ def _precision(precision: Precision, device: torch.device) -> Iterator[None]:
     kernels and take the fastest: left to its rules it takes one here that is 25 times too slow.
     """
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False)
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
-    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
-    cudnn.benchmark = True
-    try:
-        with mixed:
-            yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+    with cuda_settings(tf32=precision == "tf32", benchmark=True), mixed:
+        yield
 
 
 def _count(unknowns: Params) -> int:
@@ -251,7 +254,7 @@ def _memory_of_each(name: str, way: Batched, unknowns: Params, given: Given, pre
     """Bytes that a problem takes: on a GPU what a few of them took, elsewhere many times what is given of it."""
     if not _on_gpu(unknowns):
         return 20 * _bytes_each(unknowns, given)
-    few = 1 if name.startswith("loop") else min(_count(unknowns), _FEW)  # the first is done before the second begins
+    few = 1 if name.startswith("loop") else min(_count(unknowns), FEW)  # the first is done before the second begins
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -287,7 +290,7 @@ def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Give
     """The time of one problem under the plan, infinite where it cannot run."""
     tried = _tried(unknowns, given)
     if plan.way.startswith("loop"):
-        tried = min(tried, _FEW)  # a few tell enough: a graph of many takes long to capture
+        tried = min(tried, FEW)  # a few tell enough: a graph of many takes long to capture
     some = tried if plan.graph else min(plan.chunk, tried)
     part, about = at(unknowns, slice(some)), at(given, slice(some))
     try:
@@ -302,7 +305,7 @@ def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Give
 
 def _tried(unknowns: Params, given: Given) -> int:
     """On how many of the problems a way is timed."""
-    most = max(_FEW, _TRIED_BYTES // _bytes_each(unknowns, given))
+    most = max(FEW, _TRIED_BYTES // _bytes_each(unknowns, given))
     return min(_count(unknowns), _TRIED[_device(unknowns).type], most)
 
 
