@@ -14,6 +14,7 @@ from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.parts.matching import Matching
 from gradveil.core.trees import detached, norm, subtract
 from gradveil.core.types import Batch, Params
+from gradveil.engine.agreement import SAME, random_inputs
 from gradveil.threat import Observation
 from steps import step_of
 
@@ -63,7 +64,7 @@ def seen_by(module: nn.Module) -> list[Observation]:
 
 def test_rules_and_backward_differ_on_a_kink_though_both_are_right() -> None:
     """Else the tests below show nothing."""
-    drawn = engine.random_inputs((3, 32, 32))
+    drawn = random_inputs((3, 32, 32))
     module = OnAKink(drawn)
     for inputs, same in ((drawn, False), (SAMPLES.batch(range(2)).inputs, True)):
         _, step = step_of(module, Batch(inputs, torch.tensor([0, 0])))
@@ -74,14 +75,14 @@ def test_rules_and_backward_differ_on_a_kink_though_both_are_right() -> None:
 
 @pytest.mark.parametrize("around", [False, True])
 def test_a_defense_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -> None:
-    _, step = step_of(OnAKink(engine.random_inputs((3, 32, 32)), around=around), SAMPLES.batch(range(2)))
+    _, step = step_of(OnAKink(random_inputs((3, 32, 32)), around=around), SAMPLES.batch(range(2)))
     assert isinstance(engine.separate_network(step), engine.SeparateNetwork) is not around
     assert ("rules do not give" in engine.why_not_shared(step)) is around
 
 
 @pytest.mark.parametrize("around", [False, True])
 def test_identification_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -> None:
-    (one, _) = seen_by(OnAKink(engine.random_inputs((3, 32, 32)), around=around))
+    (one, _) = seen_by(OnAKink(random_inputs((3, 32, 32)), around=around))
     found = engine.shared_gradients(one.module, one.sent, one.loss, train_mode=False, shape=(3, 32, 32), classes=10)
     assert (found is not None) is not around
 
@@ -99,7 +100,7 @@ def test_a_search_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -
     if not around:
         (gradients, _), (expected, _) = found["joint"](starts, given), found["loop reverse"](starts, given)
         away = (gradients["pixels"] - expected["pixels"]).norm()
-        assert away > 2 * engine.SAME * expected["pixels"].norm(), "the starts do lie on a kink"
+        assert away > 2 * SAME * expected["pixels"].norm(), "the starts do lie on a kink"
 
 
 def test_a_difference_at_every_point_is_a_difference() -> None:

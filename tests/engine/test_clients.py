@@ -9,7 +9,8 @@ from gradveil import models
 from gradveil.client import StatisticsAfter, cross_entropy
 from gradveil.core.trees import detached, scaled
 from gradveil.data import load
-from gradveil.engine import ClientGraphs, Gradient, Request, without_tf32
+from gradveil.engine import Gradient, Request, without_tf32
+from gradveil.engine.clients import ClientGraphs
 from gradveil.federated import Federation, Training
 from gradveil.models import Functional
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from gradveil.engine import CudaGraphCache, Graph
+from gradveil.engine.graphs import CudaGraphCache, Graph
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

@@ -13,7 +13,8 @@ from gradveil import engine, models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.parts.matching import Matching
 from gradveil.core.types import Recipe
-from gradveil.engine import Batched, SharedNetwork, UnsupportedError, products
+from gradveil.engine import Batched, SharedNetwork, products
+from gradveil.engine.network import UnsupportedError
 
 MODELS = [
     "lenet:init=wide",

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradveil import engine
 from gradveil.core.trees import norm
 from gradveil.defenses import clip
-from gradveil.engine import examples, products
+from gradveil.engine import LayerPass, examples, products
+from gradveil.engine.network import LayerCall, UnsupportedError
 from steps import SAMPLES, step_of
 
 
-def passed(x: Tensor, d: Tensor) -> engine.LayerPass:
+def passed(x: Tensor, d: Tensor) -> LayerPass:
     """One pass of x [N, positions, in] through a linear layer, and the gradients d [N, positions, out] at it."""
     layer = nn.Linear(x.shape[-1], d.shape[-1])
-    return engine.LayerPass(torch.zeros_like(d), [engine.LayerCall("fc", layer, x, d)], len(x))
+    return LayerPass(torch.zeros_like(d), [LayerCall("fc", layer, x, d)], len(x))
 
 
 def found(x: Tensor, d: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def test_an_extreme_problem_does_not_change_the_length_of_others() -> None:
 def test_two_calls_with_one_parameter_are_refused() -> None:
     """The length of a sum is not that of its parts."""
     one = passed(drawn(3, 5, 64), drawn(3, 5, 48))
-    with pytest.raises(engine.UnsupportedError, match="two calls"):
+    with pytest.raises(UnsupportedError, match="two calls"):
         products.lengths(replace(one, calls=one.calls * 2), {"fc.weight": None, "fc.bias": None}.keys())
 
 

@@ -12,8 +12,7 @@ from gradveil.engine import strategy
 
 def _remember(names: list[str]) -> None:
     for name in names:
-        with strategy._one_writer():
-            strategy._remember(name, strategy.Choice("loop", 1))
+        strategy._remember(name, strategy.Choice("loop", 1), ["loop"])
 
 
 def test_what_processes_remember_at_the_same_time_is_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.clip import mean_over_examples, refuse_shared_statistics, sharing_layer, shrinkage
 from gradveil.defenses.public import public_images, refuse_private
 from gradveil.defenses.soteria import mean_of_root
-from gradveil.engine import CudaGraphCache, cached, is_rounding, without_tf32
+from gradveil.engine import CudaGraphCache, cached, forward_mode, is_rounding, without_tf32
 
 INPUTS_AT_ONCE = {"cpu": 2**17, "cuda": 2**20}
 """So many input entries are differentiated twice together, by kind of device, at least one example: it takes memory."""
@@ -235,7 +235,7 @@ def _rightly_summed(step: Step) -> list[str]:
 
 def _slopes(step: Step, part: Batch, direction: Tensor, weight: float) -> Params:
     """[n] by tensor: how the sum of each example's gradient moves along a direction of the input."""
-    with forward_ad.dual_level():
+    with forward_mode, forward_ad.dual_level():
         inputs = forward_ad.make_dual(part.inputs.detach().requires_grad_(), direction)  # type: ignore[no-untyped-call]
         tangents = {
             name: forward_ad.unpack_dual(weight * total).tangent  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.clip import sharing_layer
-from gradveil.engine import CudaGraphCache, cached
+from gradveil.engine import CudaGraphCache, cached, forward_mode
 from gradveil.models import Representation, classifier
 
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
@@ -116,7 +116,8 @@ class _Layout:
             slope: Tensor = jvp(lambda x: self.representation(x, at), (inputs,), (direction,))[1]
             return slope.square()
 
-        return vmap(square, chunk_size=2 * _at_once(inputs))(directions).sum(0)
+        with forward_mode:
+            return vmap(square, chunk_size=2 * _at_once(inputs))(directions).sum(0)
 
     def _norms(self, given: tuple[Tensor, Params, Tensor]) -> Tensor:
         """[n, k]: ||dr_i/dx|| of the k entries of (inputs, parameters, entries)."""

@@ -1,7 +1,7 @@
 """Many at once: problems of one network, examples of one batch, clients of one round; each fast way checked once."""
 
-from gradveil.engine.agreement import FEW, SAME, agree, is_rounding, random_inputs, same_tensors
-from gradveil.engine.clients import ClientGraphs, Gradient, Request, Run, Runner, SideBySide, batched
+from gradveil.engine.agreement import agree, is_rounding, same_tensors
+from gradveil.engine.clients import Gradient, Request, Runner, SideBySide
 from gradveil.engine.examples import (
     LocalLoss,
     cached,
@@ -13,55 +13,39 @@ from gradveil.engine.examples import (
     trained_gradients,
     why_not_shared,
 )
-from gradveil.engine.graphs import CudaGraphCache, Evaluate, Graph, cudnn_benchmark, without_tf32
-from gradveil.engine.network import (
-    LayerCall,
-    LayerPass,
-    SeparateNetwork,
-    SharedNetwork,
-    UnsupportedError,
-    along,
-    gradients,
-)
+from gradveil.engine.graphs import CudaGraphCache, Evaluate, cudnn_benchmark, forward_mode, without_tf32
+from gradveil.engine.network import LayerPass, SeparateNetwork, SharedNetwork, along, gradients
 from gradveil.engine.strategy import Batched, Given, Plan, Precision, Single, Strategy, bound, plan_for, ways_of
 
 __all__ = [
-    "FEW",
-    "SAME",
     "Batched",
-    "ClientGraphs",
     "CudaGraphCache",
     "Evaluate",
     "Given",
     "Gradient",
-    "Graph",
-    "LayerCall",
     "LayerPass",
     "LocalLoss",
     "Plan",
     "Precision",
     "Request",
-    "Run",
     "Runner",
     "SeparateNetwork",
     "SharedNetwork",
     "SideBySide",
     "Single",
     "Strategy",
-    "UnsupportedError",
     "agree",
     "along",
-    "batched",
     "bound",
     "cached",
     "copied_loss",
     "cudnn_benchmark",
     "example_gradients",
     "example_pass",
+    "forward_mode",
     "gradients",
     "is_rounding",
     "plan_for",
-    "random_inputs",
     "same_tensors",
     "separate_network",
     "shared_gradients",

@@ -6,6 +6,7 @@ A small kernel takes the host longer to start than the card to do. A CUDA graph 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,8 @@ from gradveil.core.types import Params
 T = TypeVar("T")
 Evaluate = Callable[[Params], tuple[Params, Tensor]]
 """All problems of a run, whatever is given bound to them: unknowns -> gradients and objectives."""
+forward_mode = threading.RLock()
+"""Held by clients while they take forward derivatives: torch counts the levels of these for all threads together."""
 
 
 @contextlib.contextmanager

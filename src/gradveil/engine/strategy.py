@@ -135,34 +135,28 @@ def plan_for(
     precision: Precision = "float32",
 ) -> Plan:
     """The fastest way to run these problems here: measured once, then remembered for any number of them."""
-    admitted = _admitted(strategy, ways, unknowns, given)
+    large = _bytes_each(unknowns, given) >= _LARGE_BYTES
+    if strategy != "auto":
+        admitted = [way for way in ways if way.split()[0] == strategy]
+    elif large and "joint" in ways:
+        admitted = ["joint"]
+    elif large and _on_gpu(unknowns):
+        admitted = [way for way in ways if way.startswith("loop")]
+    else:
+        admitted = [way for way in ways if not way.startswith("compiled")]
     if not admitted:
         raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
-    kept = _kept(key, admitted)
-    if kept is not None:
-        return _planned(kept, unknowns, precision)
-    choice = _fastest({way: ways[way] for way in admitted}, unknowns, given, precision)
+    choice = _kept(key, admitted)
     if choice is None:
-        hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
-        raise GradveilError(f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}")
-    with _one_writer():  # another process may have measured the same meanwhile: the first is kept
-        kept = _kept(key, admitted)
-        if kept is None:
-            _remember(key, choice)
-    return _planned(kept or choice, unknowns, precision)
-
-
-def _admitted(strategy: Strategy, ways: Mapping[str, Batched], unknowns: Params, given: Given) -> list[str]:
-    """The ways that a strategy leaves."""
-    if strategy != "auto":
-        return [way for way in ways if way.split()[0] == strategy]
-    large = _bytes_each(unknowns, given) >= _LARGE_BYTES
-    if large and "joint" in ways:
-        return ["joint"]
-    if large and _on_gpu(unknowns):
-        return [way for way in ways if way.startswith("loop")]
-    return [way for way in ways if not way.startswith("compiled")]
+        fastest = _fastest({way: ways[way] for way in admitted}, unknowns, given, precision)
+        if fastest is None:
+            hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
+            raise GradveilError(
+                f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}"
+            )
+        choice = _remember(key, fastest, admitted)
+    return _planned(choice, unknowns, precision)
 
 
 def _fastest(ways: Mapping[str, Batched], unknowns: Params, given: Given, precision: Precision) -> Choice | None:
@@ -183,25 +177,19 @@ def _fastest(ways: Mapping[str, Batched], unknowns: Params, given: Given, precis
 def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
     """One function that evaluates all problems under the plan; ``unknowns`` show the shapes to come."""
 
-    def in_chunks(point: Params) -> tuple[Params, Tensor]:
-        starts = range(0, _count(point), plan.chunk)
-        parts = [way(at(point, slice(i, i + plan.chunk)), at(given, slice(i, i + plan.chunk))) for i in starts]
-        return concatenated(parts)
-
-    def precise(point: Params) -> tuple[Params, Tensor]:
-        with _precision(plan.precision, _device(point)):
-            return in_chunks(point)
-
-    if not plan.graph:
-        return precise
-    if not plan.way.startswith("loop"):
-        return captured(precise, unknowns)
-
-    def part(point: Params, about: Given) -> tuple[Params, Tensor]:
+    def run(point: Params, about: Given) -> tuple[Params, Tensor]:
         with _precision(plan.precision, _device(point)):
             return way(point, about)
 
-    return captured_by_parts(part, unknowns, given, min(plan.chunk, _count(unknowns)))
+    def in_chunks(point: Params) -> tuple[Params, Tensor]:
+        parts = [slice(start, start + plan.chunk) for start in range(0, _count(point), plan.chunk)]
+        return concatenated([run(at(point, part), at(given, part)) for part in parts])
+
+    if not plan.graph:
+        return in_chunks
+    if not plan.way.startswith("loop"):
+        return captured(in_chunks, unknowns)
+    return captured_by_parts(run, unknowns, given, min(plan.chunk, _count(unknowns)))
 
 
 def _one_by_one(single: Single) -> Batched:
@@ -292,12 +280,20 @@ def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Give
     if plan.way.startswith("loop"):
         tried = min(tried, FEW)  # a few tell enough: a graph of many takes long to capture
     some = tried if plan.graph else min(plan.chunk, tried)
-    part, about = at(unknowns, slice(some)), at(given, slice(some))
+    part = at(unknowns, slice(some))
+
+    def timed() -> float:
+        started = time.perf_counter()
+        evaluate(part)
+        if _on_gpu(part):
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
     try:
-        evaluate = bound(plan, way, part, about)
-        best = _timed(evaluate, part)
+        evaluate = bound(plan, way, part, at(given, slice(some)))
+        best = timed()
         for _ in range(3 if best < 1 else 1):
-            best = min(best, _timed(evaluate, part))
+            best = min(best, timed())
     except (NotImplementedError, RuntimeError):
         return float("inf")
     return best / some
@@ -307,14 +303,6 @@ def _tried(unknowns: Params, given: Given) -> int:
     """On how many of the problems a way is timed."""
     most = max(FEW, _TRIED_BYTES // _bytes_each(unknowns, given))
     return min(_count(unknowns), _TRIED[_device(unknowns).type], most)
-
-
-def _timed(evaluate: Evaluate, unknowns: Params) -> float:
-    started = time.perf_counter()
-    evaluate(unknowns)
-    if _on_gpu(unknowns):
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def _fingerprint(ways: list[str], unknowns: Params, given: Given, precision: str) -> str:
@@ -345,18 +333,20 @@ def _kept(key: str, ways: list[str]) -> Choice | None:
     return Choice(known["way"], min(max(1, known["each"]), 2**50), known.get("graph") is not False)
 
 
-def _remember(key: str, choice: Choice) -> None:
-    with contextlib.suppress(GradveilError):  # a cache that cannot be written costs another measurement, no more
-        write_json(cache_folder() / "strategies.json", {**_remembered(), key: asdict(choice)}, shared=True)
+def _remember(key: str, choice: Choice, ways: list[str]) -> Choice:
+    """What is kept from now on: another process may have measured the same meanwhile, and the first is kept.
 
-
-@contextlib.contextmanager
-def _one_writer() -> Iterator[None]:
-    """Processes take turns, so that none writes over what another has just kept; where none can, nothing is kept."""
-    path = cache_folder() / "strategies.lock"
+    Processes take turns, so that none writes over what another has just kept. A cache that cannot be locked or written
+    costs another measurement, no more.
+    """
+    path = cache_folder() / "strategies.json"
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            lock = held.enter_context(os.fdopen(open_file(path, os.O_WRONLY, shared=True), "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            remove_partial(path.parent, "strategies.json")
-        yield
+            file = open_file(path.with_suffix(".lock"), os.O_WRONLY, shared=True)
+            fcntl.flock(held.enter_context(os.fdopen(file, "w")), fcntl.LOCK_EX)
+            remove_partial(path.parent, path.name)
+        kept = _kept(key, ways)
+        if kept is None:
+            with contextlib.suppress(GradveilError):
+                write_json(path, {**_remembered(), key: asdict(choice)}, shared=True)
+    return kept or choice
