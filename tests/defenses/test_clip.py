@@ -17,7 +17,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import norm, scaled, subtract
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES, Log, Step, clip
-from gradveil.engine import example_gradients, examples, separate_network, why_not_shared
+from gradveil.engine import example_gradients, example_pass, examples, why_not_shared
 from gradveil.models import Functional
 from steps import SAMPLES, in_double, step_of, step_on
 
@@ -223,7 +223,7 @@ def large(first: nn.Module) -> nn.Module:
 def test_no_example_reaches_others_through_a_layer_of_ones_own() -> None:
     torch.manual_seed(0)
     _, step = step_of(large(Scaled()), loud(16, 1024))
-    assert separate_network(step) is not None, "the rules serve it, so that gradients are not formed"
+    assert not why_not_shared(step), "the rules serve it, so that gradients are not formed"
     assert moved(step, 1.0) <= 1.0001
 
 
@@ -267,7 +267,7 @@ def test_rules_are_judged_beside_the_parameters_as_well() -> None:
     torch.manual_seed(0)
     _, step = step_of(DeadAround(), SAMPLES.batch(range(2)))
     assert "rules do not give" in why_not_shared(step)
-    assert separate_network(step) is None
+    assert example_pass(step, step.batch) is None
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -298,7 +298,7 @@ def test_a_large_model_that_keeps_its_outputs_shares_its_weights() -> None:
     _, step = step_of(Kept(nn.Linear(1024, 1100), nn.ReLU(), nn.Linear(1100, 10)), loud(3, 1024))
     for _ in range(2):
         step.gradient()
-        assert separate_network(step) is not None
+        assert example_pass(step, step.batch) is not None
 
 
 def test_an_example_whose_length_is_unknown_is_formed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_parameters_that_no_example_reaches_get_noise_alone(
     torch.manual_seed(0)
     _, step = step_of(Positions(width), loud(4, 2, 1024))
     if way == "shared":
-        assert separate_network(step) is not None
+        assert example_pass(step, step.batch) is not None
     if way == "loop":
         monkeypatch.setattr(Step, "example_gradients", refusing_vmap)
     mean = clip.clipped_mean(step, 1.0)

@@ -76,7 +76,9 @@ def test_rules_and_backward_differ_on_a_kink_though_both_are_right() -> None:
 @pytest.mark.parametrize("around", [False, True])
 def test_a_defense_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -> None:
     _, step = step_of(OnAKink(random_inputs((3, 32, 32)), around=around), SAMPLES.batch(range(2)))
-    assert isinstance(engine.separate_network(step), engine.SeparateNetwork) is not around
+    passed = engine.example_pass(step, step.batch)
+    assert (passed is not None) is not around
+    assert passed is None or isinstance(passed.network, engine.SeparateNetwork)
     assert ("rules do not give" in engine.why_not_shared(step)) is around
 
 

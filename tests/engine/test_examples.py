@@ -15,7 +15,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import norm, subtract
 from gradveil.core.types import Batch, Params
 from gradveil.defenses import DEFENSES, Step, clip
-from gradveil.engine import SeparateNetwork, cached, example_gradients, example_pass, separate_network, why_not_shared
+from gradveil.engine import SeparateNetwork, cached, example_gradients, example_pass, why_not_shared
 from steps import step_of, step_on
 
 
@@ -89,10 +89,10 @@ def test_a_model_that_takes_another_way_than_when_it_was_checked_goes_by_vmap() 
 
     torch.manual_seed(0)
     step = large_step(Switched())
-    assert example_pass(step, step.batch, separate_network(step)) is not None
+    assert example_pass(step, step.batch) is not None
     step.model.module.twice = True  # type: ignore[assignment]
     assert not why_not_shared(step)
-    assert example_pass(step, step.batch, separate_network(step)) is None
+    assert example_pass(step, step.batch) is None
     found, right = example_gradients(step, step.batch), step.example_gradients()
     assert float(norm(subtract(found, right))) <= 1e-4 * float(norm(right))
     mean = clip.clipped_mean(step, 1e-3)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradveil.core.trees import norm
 from gradveil.defenses import clip
-from gradveil.engine import LayerPass, examples, products
+from gradveil.engine import LayerPass, SharedNetwork, examples, products
 from gradveil.engine.network import LayerCall, UnsupportedError
 from steps import SAMPLES, step_of
 
@@ -18,7 +18,9 @@ from steps import SAMPLES, step_of
 def passed(x: Tensor, d: Tensor) -> LayerPass:
     """One pass of x [N, positions, in] through a linear layer, and the gradients d [N, positions, out] at it."""
     layer = nn.Linear(x.shape[-1], d.shape[-1])
-    return LayerPass(torch.zeros_like(d), [LayerCall("fc", layer, x, d)], len(x))
+    return LayerPass(
+        SharedNetwork(layer, dict(layer.named_parameters()), train_mode=None), d, [LayerCall("fc", layer, x, d)], len(x)
+    )
 
 
 def found(x: Tensor, d: Tensor) -> Tensor:

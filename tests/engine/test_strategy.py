@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from gradveil.core.progress import SILENT
 from gradveil.core.trees import moved
 from gradveil.core.types import Params
 from gradveil.engine import Given, Plan, bound, plan_for, ways_of
+from gradveil.engine import strategy as memory
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -167,3 +169,20 @@ def test_a_damaged_memory_is_said(own_cache: Path) -> None:
 def test_a_strategy_that_cannot_run_this_is_refused() -> None:
     with pytest.raises(GradveilError, match="strategy 'joint' cannot run"):
         plan_for({"vmap reverse": lambda u, _: (u, u["x"])}, {"x": torch.zeros(1)}, {}, strategy="joint")
+
+
+def _remember(names: list[str]) -> None:
+    for name in names:
+        memory._remember(name, memory.Choice("loop", 1), ["loop"])
+
+
+def test_what_processes_remember_at_the_same_time_is_all_kept() -> None:
+    """Workers of a sweep measure side by side, and none forgets what another found out."""
+    names = [[f"{worker}-{number}" for number in range(40)] for worker in range(3)]
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_remember, args=(own,)) for own in names]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert set(memory._remembered()) == {name for own in names for name in own}

@@ -20,7 +20,6 @@ from gradveil.engine import (
     example_pass,
     products,
     rules,
-    separate_network,
     trained_gradients,
     without_tf32,
 )
@@ -115,7 +114,7 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float] | None:
     clipped = 0.0
     for start in range(0, count, EXAMPLES_AT_ONCE):
         some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
-        passed = example_pass(step, some, separate_network(step))
+        passed = example_pass(step, some)
         if passed is None:
             return None
         with torch.no_grad(), without_tf32():

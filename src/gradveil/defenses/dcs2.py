@@ -21,12 +21,10 @@ from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images
 from gradveil.engine import (
     CudaGraphCache,
-    cudnn_benchmark,
+    cuda_settings,
     example_pass,
     gradients,
     products,
-    separate_network,
-    without_tf32,
 )
 
 Sensitive = Callable[[Batch], Tensor] | Tensor
@@ -193,7 +191,7 @@ class DCS2(Defense):
         """One concealed sample for each of M targets and starts: stepped together, or as many as memory takes."""
         together = max(1, NUMBERS_TOGETHER // sum(parameter.numel() for parameter in step.params.values()))
         groups = [slice(first, first + together) for first in range(0, len(targets), together)]
-        with cudnn_benchmark(), without_tf32():
+        with cuda_settings(tf32=False, benchmark=True):
             parts = [self._searched(step, targets.take(group), starts.take(group)).tensors for group in groups]
         return Concealed(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
@@ -314,16 +312,15 @@ def gradient_cosine(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine,
 
 
 def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine, Tensor] | None:
-    network = separate_network(step)
-    passed = example_pass(step, targets, network)
-    if network is None or passed is None:
+    passed = example_pass(step, targets)
+    if passed is None:
         return None
     with torch.no_grad():
         wanted = gradients(passed, step.params.keys())
         squared = products.squares(wanted)
 
     def cosine(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        tried = network.differentiate(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
+        tried = passed.network.differentiate(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
         found = products.total(products.moments(tried, wanted, squared).values())
         return _cosine(found.product, found.square, found.observed), tried.outputs[:, 0]
 

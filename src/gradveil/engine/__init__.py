@@ -8,12 +8,11 @@ from gradveil.engine.examples import (
     copied_loss,
     example_gradients,
     example_pass,
-    separate_network,
     shared_gradients,
     trained_gradients,
     why_not_shared,
 )
-from gradveil.engine.graphs import CudaGraphCache, Evaluate, cudnn_benchmark, forward_mode, without_tf32
+from gradveil.engine.graphs import CudaGraphCache, Evaluate, cuda_settings, forward_mode, without_tf32
 from gradveil.engine.network import LayerPass, SeparateNetwork, SharedNetwork, along, gradients
 from gradveil.engine.strategy import Batched, Given, Plan, Precision, Single, Strategy, bound, plan_for, ways_of
 
@@ -39,7 +38,7 @@ __all__ = [
     "bound",
     "cached",
     "copied_loss",
-    "cudnn_benchmark",
+    "cuda_settings",
     "example_gradients",
     "example_pass",
     "forward_mode",
@@ -47,7 +46,6 @@ __all__ = [
     "is_rounding",
     "plan_for",
     "same_tensors",
-    "separate_network",
     "shared_gradients",
     "trained_gradients",
     "ways_of",

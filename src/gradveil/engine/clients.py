@@ -18,7 +18,7 @@ from torch.func import grad_and_value, vmap
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Loss, Params
-from gradveil.engine.graphs import Graph, cudnn_benchmark, flatten, on_one_gpu, signature, unflatten
+from gradveil.engine.graphs import Graph, cuda_settings, flatten, on_one_gpu, signature, unflatten
 from gradveil.models import Functional
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class ClientGraphs:
             if taken[kind] == len(graphs):
                 free, whole = torch.cuda.mem_get_info()
                 if on_one_gpu(tensors) and self._requested[kind] > WORTH_CAPTURE and free > FREE * whole:
-                    with cudnn_benchmark():
+                    with cuda_settings(benchmark=True):
                         graphs.append(Graph(_channels_last(request.function), request.arguments))
             assigned.append(graphs[taken[kind]] if taken[kind] < len(graphs) else None)
             taken[kind] += 1

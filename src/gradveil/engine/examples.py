@@ -107,7 +107,7 @@ def example_gradients(step: LocalLoss, batch: Batch) -> Params:
     A large model takes them through shared weights, others by vmap. Some models do not go through vmap, such as one
     with a GRU. Their examples go one after another.
     """
-    passed = example_pass(step, batch, separate_network(step))
+    passed = example_pass(step, batch)
     if passed is not None:
         with torch.no_grad():
             return trained_gradients(step, passed)
@@ -124,30 +124,23 @@ def example_gradients(step: LocalLoss, batch: Batch) -> Params:
     return one_by_one(step, batch)
 
 
-def separate_network(step: LocalLoss) -> SeparateNetwork | None:
-    """The model at the parameters of a step, for one pass: it may remember examples. None: see ``why_not_shared``."""
-    return None if why_not_shared(step) else _network(step)
-
-
-def _network(step: LocalLoss) -> SeparateNetwork:
-    return SeparateNetwork(step.model.module, {**step.frozen, **step.params}, train_mode=None)
-
-
-def example_pass(step: LocalLoss, batch: Batch, network: SeparateNetwork | None) -> LayerPass | None:
+def example_pass(step: LocalLoss, batch: Batch) -> LayerPass | None:
     """One pass with each example as a problem of its own: outputs [n, 1, classes], and what gradients are made of.
 
-    None if there is no network, or if the model takes another way in this pass than when it was checked.
+    None where ``why_not_shared`` has a reason, or if the model takes another way in this pass than when it was checked.
     """
-    if network is None:
+    if why_not_shared(step):
         return None
     try:
-        passed = _pass_alone(step, batch, network)
+        passed = _pass_alone(step, batch)
     except UnsupportedError:
         return None
     return passed if products.pays_off(passed, step.params.keys()) else None
 
 
-def _pass_alone(step: LocalLoss, batch: Batch, network: SeparateNetwork) -> LayerPass:
+def _pass_alone(step: LocalLoss, batch: Batch) -> LayerPass:
+    """The model and the loss are copied for each pass, because they may remember examples."""
+    network = SeparateNetwork(step.model.module, {**step.frozen, **step.params}, train_mode=None)
     alone = batch.inputs.detach().clone().unsqueeze(1)  # a copy: the model may edit it in place
     with torch.enable_grad():
         return network.differentiate(copied_loss(step.loss), alone, batch.labels.unsqueeze(1))
@@ -210,14 +203,14 @@ def _complaint(step: LocalLoss) -> str:
 
     beside = replace(step, params=map_each(nearby, step.params))
     with without_tf32():
-        if not products.pays_off(_pass_alone(step, Batch(drawn, labels), _network(step)), step.params.keys()):
+        if not products.pays_off(_pass_alone(step, Batch(drawn, labels)), step.params.keys()):
             return _FEW_WEIGHTS
     for at in (step, beside):
 
         def same(point: Params, at: LocalLoss = at) -> bool:
             some = Batch(point["inputs"], labels)
             with torch.no_grad():
-                found = trained_gradients(at, _pass_alone(at, some, _network(at)))
+                found = trained_gradients(at, _pass_alone(at, some))
             return same_tensors(found, _copied(at).example_gradients(some))
 
         if not agree(same, {"inputs": drawn}):

@@ -27,7 +27,10 @@ forward_mode = threading.RLock()
 
 @contextlib.contextmanager
 def cuda_settings(*, tf32: bool | None = None, benchmark: bool | None = None) -> Iterator[None]:
-    """Let products be rounded to TF32 or not, and cuDNN try its kernels or not; None leaves a setting as it is."""
+    """Let products be rounded to TF32 or not, and cuDNN try its kernels or not; None leaves a setting as it is.
+
+    Left to its own rule, cuDNN takes a kernel for second derivatives that can be 25 times too slow.
+    """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
     if tf32 is not None:
@@ -43,11 +46,6 @@ def cuda_settings(*, tf32: bool | None = None, benchmark: bool | None = None) ->
 def without_tf32() -> AbstractContextManager[None]:
     """Plain float32: torch lets convolutions round to TF32 by itself, which changes gradients by percents."""
     return cuda_settings(tf32=False)
-
-
-def cudnn_benchmark() -> AbstractContextManager[None]:
-    """Let cuDNN try its kernels: for second derivatives the one of its own rule can be 25 times too slow."""
-    return cuda_settings(benchmark=True)
 
 
 class Graph(Generic[T]):

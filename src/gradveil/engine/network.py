@@ -51,6 +51,8 @@ class LayerCall:
 class LayerPass:
     """One forward and backward pass of N problems: what their gradients are made of."""
 
+    network: SharedNetwork
+    """What they went through: for more passes."""
     outputs: Tensor
     """[N, B, classes]."""
     calls: list[LayerCall]
@@ -132,7 +134,7 @@ class SharedNetwork:
             self._watched.append((name, None, None, copies))
         outputs = rules.split_problems(self._module(flat), problems)
         losses = vmap(loss)(outputs, targets)
-        return LayerPass(outputs, self._calls(self._total(losses), again), problems)
+        return LayerPass(self, outputs, self._calls(self._total(losses), again), problems)
 
     def _normalise_each_of(self, problems: int) -> None:
         for layer in self._module.modules():
@@ -199,7 +201,7 @@ class SeparateNetwork(SharedNetwork):
             )
             for call in self._calls(losses.sum(), again)
         ]
-        return LayerPass(outputs, flat, len(inputs))
+        return LayerPass(self, outputs, flat, len(inputs))
 
 
 class _Watched(Function):

@@ -28,10 +28,6 @@ Along = Callable[[Any, Tensor, Tensor, int, Params], Tensor]
 Factors = Callable[[Any, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """(layer, x, dy, problems) -> D [N, O, L] and X [N, K, L] over L positions; the gradient in the weight is D X'."""
 
-GRADIENTS: dict[type[nn.Module], Rule] = {}
-PRODUCTS: dict[type[nn.Module], Along] = {}
-FACTORS: dict[type[nn.Module], Factors] = {}
-
 
 def gradients(layer: nn.Module, x: Tensor, dy: Tensor, problems: int) -> Params:
     """The gradient of each problem in the layer's own parameters."""
@@ -245,16 +241,16 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor, dy: Tensor, problems: int) -> Pa
     return _affine(layer, normal.movedim(1, -1), dy.movedim(1, -1), problems, 1)
 
 
-GRADIENTS.update({
+GRADIENTS: dict[type[nn.Module], Rule] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv,
     FixedNorm: _batch_norm,
     ProblemBatchNorm: _batch_norm,
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
-})  # fmt: skip
-PRODUCTS.update({nn.Linear: _linear_along, nn.Conv2d: _conv_along})
-FACTORS.update({nn.Linear: _linear_factors, nn.Conv2d: _conv_factors})
+}
+PRODUCTS: dict[type[nn.Module], Along] = {nn.Linear: _linear_along, nn.Conv2d: _conv_along}
+FACTORS: dict[type[nn.Module], Factors] = {nn.Linear: _linear_factors, nn.Conv2d: _conv_factors}
 
 
 def supports(layer: nn.Module) -> bool:
