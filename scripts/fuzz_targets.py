@@ -31,7 +31,7 @@ from typer.testing import CliRunner
 from gradveil import models
 from gradveil.assets import CATALOGUE, Asset, Package, asset_folder, fetch, read_numpy_pickle, verify
 from gradveil.assets.fetching import extract
-from gradveil.attacks import engine, load_reconstructions
+from gradveil.attacks import load_reconstructions
 from gradveil.auditing import make_case, make_observed_case, read_case, run_case, run_observed, score_again
 from gradveil.auditing.costs import costs
 from gradveil.auditing.saved import read_sources
@@ -40,6 +40,7 @@ from gradveil.core.atomic import write_json
 from gradveil.core.environment import environment
 from gradveil.core.errors import GradveilError
 from gradveil.data import load
+from gradveil.engine import strategy
 from gradveil.federated import make_training, read_training, run_training
 from gradveil.generators import DCGAN, load_generator, save_generator
 from gradveil.lab.generators.progan import read_tfjs
@@ -335,7 +336,7 @@ def _ways(folder: Path) -> None:
     os.environ["GRADVEIL_CACHE"] = str(folder)
     for key in ("a key", "another", "unknown"):
         try:
-            engine._kept(key, ["vmap", "loop"])
+            strategy._kept(key, ["vmap", "loop"])
         except GradveilError as error:
             _one_line(error)
 

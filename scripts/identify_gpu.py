@@ -19,12 +19,12 @@ import torch
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.client import SimulatedClient
-from gradveil.core.precise import without_tf32
 from gradveil.core.seeding import derive
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES, PublicData
+from gradveil.engine import without_tf32
 from gradveil.metrics import ranks
 from gradveil.threat import Observation, observe, threat_model
 

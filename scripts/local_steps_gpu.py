@@ -15,13 +15,13 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.engine import Evaluate, Plan, bound
 from gradveil.attacks.parts.matching import Matching
 from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
 from gradveil.core.types import Params, Recipe
 from gradveil.data import load
+from gradveil.engine import Evaluate, Plan, bound
 from gradveil.threat import Observation, observe, threat_model
 
 RECIPE = Recipe(sends="delta", epochs=2, batch_size=4, lr=0.01)

@@ -11,10 +11,10 @@ from typing import cast
 import torch
 
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.engine import Plan, bound
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.parts.search import Adam, Found, Problems
 from gradveil.core.progress import SILENT
+from gradveil.engine import Plan, bound
 from gradveil.lab.bench import CIFAR, observations
 
 PROBLEMS, STEPS = 4, 20

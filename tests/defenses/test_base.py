@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.defenses import DCS2, DEFENSES, Chain, Defense, Noise, shared
+from gradveil.defenses import DCS2, DEFENSES, Chain, Defense, Noise
 from gradveil.defenses.censor import Flat, LossAfter
+from gradveil.engine import cached, examples
 from steps import step_on
 
 QUICK = {"dcs2": "dcs2:iterations=1", "dcs2plus": "dcs2plus:iterations=1"}
@@ -107,14 +108,14 @@ def test_what_is_remembered_goes_with_the_model_and_stays_in_its_thread() -> Non
         if spec.startswith("censor"):
             LossAfter(step, Flat(gradient), lr=0.1).replayed(Flat(gradient).gaussian(2, step.rng), start_too=True)
         model = weakref.ref(step.model.module)
-        assert model() in shared._memory.by_module
+        assert model() in examples._memory.by_module
         del step
         gc.collect()
         assert model() is None, spec
     module, made = nn.Linear(1, 1), []
     for _ in range(2):
-        shared.remembered(module, "key", lambda: made.append(threading.get_ident()))
-        other = threading.Thread(target=shared.remembered, args=(module, "key", lambda: made.append(0)))
+        cached(module, "key", lambda: made.append(threading.get_ident()))
+        other = threading.Thread(target=cached, args=(module, "key", lambda: made.append(0)))
         other.start()
         other.join()
     assert sorted(made) == [0, 0, threading.get_ident()]

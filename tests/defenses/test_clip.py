@@ -16,8 +16,8 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import norm, scaled, subtract
 from gradveil.core.types import Batch, Params, Recipe
-from gradveil.defenses import DEFENSES, Log, Step, clip, shared
-from gradveil.joint import UnsupportedError
+from gradveil.defenses import DEFENSES, Log, Step, clip
+from gradveil.engine import example_gradients, example_pass, examples, why_not_shared
 from gradveil.models import Functional
 from steps import SAMPLES, in_double, step_of, step_on
 
@@ -67,15 +67,11 @@ def test_examples_are_clipped_as_in_a_plain_loop(model: str) -> None:
     assert step.log.means() == {"clipped": sum(length > bound for length in lengths) / 5}
 
 
-def refusing(_: object) -> NoReturn:
-    raise UnsupportedError("so that vmap takes the gradients")
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("model", ["resnet18", "vit"])
 def test_gradients_through_shared_weights_are_those_of_vmap(model: str) -> None:
     step = in_double(step_on(model, examples=3)[1])
-    found = shared.ExampleGradients(step).gradients(step.batch)
+    found = example_gradients(step, step.batch)
     for name, tensor in step.example_gradients().items():
         assert (found[name] - tensor).norm() <= 1e-9 * tensor.norm() + 1e-12
 
@@ -88,8 +84,10 @@ def test_a_large_model_is_clipped_the_same_without_forming_gradients(
     monkeypatch.setattr(clip, "EXAMPLES_AT_ONCE", 2)
     step = in_double(step_on(model, examples=3)[1])
     bound = float(clip.example_norms(step.example_gradients()).mean())
-    found, clipped = clip._unformed(step, bound)
-    monkeypatch.setattr(shared, "network_of", refusing)
+    unformed = clip._unformed(step, bound)
+    assert unformed is not None
+    found, clipped = unformed
+    monkeypatch.setattr(examples, "why_not_shared", lambda _: "so that vmap takes the gradients")
     expected, as_well = clip._formed(step, bound)
     assert clipped == as_well
     assert list(found) == list(step.params), "noise is drawn in this order"
@@ -98,8 +96,9 @@ def test_a_large_model_is_clipped_the_same_without_forming_gradients(
 
 
 def test_gradients_of_a_small_model_are_formed() -> None:
-    with pytest.raises(UnsupportedError, match="quicker"):
-        clip._unformed(step_on("lenet", examples=2)[1], 1.0)
+    _, step = step_on("lenet", examples=2)
+    assert "quicker" in why_not_shared(step)
+    assert clip._unformed(step, 1.0) is None
 
 
 class Around(nn.Module):
@@ -118,8 +117,8 @@ class Around(nn.Module):
 def test_a_model_that_goes_around_its_layers_is_found_out() -> None:
     torch.manual_seed(0)
     _, step = step_of(Around(), SAMPLES.batch(range(3)))
-    with pytest.raises(UnsupportedError, match="rules do not give"):
-        clip._unformed(step, 1.0)
+    assert "rules do not give" in why_not_shared(step)
+    assert clip._unformed(step, 1.0) is None
     expected, _ = clip._formed(step, 1.0)
     sent = DEFENSES.build("clip:bound=1,per=example").on_gradient(step.gradient(), step)
     for name, tensor in expected.items():
@@ -158,7 +157,7 @@ def test_every_example_is_clipped_alone_however_the_model_lays_them_out(layout: 
     step = in_double(step_of(module, batch)[1])
     bound = float(clip.example_norms(step.example_gradients()).median())
     (found, expected) = clip.clipped_mean(step, bound), clip._formed(step, bound)[0]
-    for name, tensor in shared.ExampleGradients(step).gradients(step.batch).items():
+    for name, tensor in example_gradients(step, step.batch).items():
         right = step.example_gradients()[name]
         assert (tensor - right).norm() <= 1e-9 * right.norm() + 1e-12
         assert (found[name] - expected[name]).norm() <= 1e-9 * expected[name].norm() + 1e-12
@@ -224,7 +223,7 @@ def large(first: nn.Module) -> nn.Module:
 def test_no_example_reaches_others_through_a_layer_of_ones_own() -> None:
     torch.manual_seed(0)
     _, step = step_of(large(Scaled()), loud(16, 1024))
-    shared.network_of(step)  # the rules serve it, so that gradients are not formed
+    assert not why_not_shared(step), "the rules serve it, so that gradients are not formed"
     assert moved(step, 1.0) <= 1.0001
 
 
@@ -245,7 +244,7 @@ def test_a_branch_that_is_dead_at_first_is_judged_alive() -> None:
     alive = replace(step, params={**step.params, "gate.weight": torch.randn(1100, 1100)})
     assert moved(alive, 0.01) <= 1.001
     few = replace(alive, batch=loud(3, 1024))
-    found, right = shared.ExampleGradients(few).gradients(few.batch), few.example_gradients()
+    found, right = example_gradients(few, few.batch), few.example_gradients()
     assert float(norm(subtract(found, right))) <= 1e-4 * float(norm(right))
 
 
@@ -267,8 +266,8 @@ class DeadAround(Around):
 def test_rules_are_judged_beside_the_parameters_as_well() -> None:
     torch.manual_seed(0)
     _, step = step_of(DeadAround(), SAMPLES.batch(range(2)))
-    with pytest.raises(UnsupportedError, match="rules do not give"):
-        shared.network_of(step)
+    assert "rules do not give" in why_not_shared(step)
+    assert example_pass(step, step.batch) is None
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -299,7 +298,7 @@ def test_a_large_model_that_keeps_its_outputs_shares_its_weights() -> None:
     _, step = step_of(Kept(nn.Linear(1024, 1100), nn.ReLU(), nn.Linear(1100, 10)), loud(3, 1024))
     for _ in range(2):
         step.gradient()
-        shared.network_of(step)
+        assert example_pass(step, step.batch) is not None
 
 
 def test_an_example_whose_length_is_unknown_is_formed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +362,7 @@ def test_parameters_that_no_example_reaches_get_noise_alone(
     torch.manual_seed(0)
     _, step = step_of(Positions(width), loud(4, 2, 1024))
     if way == "shared":
-        shared.network_of(step)
+        assert example_pass(step, step.batch) is not None
     if way == "loop":
         monkeypatch.setattr(Step, "example_gradients", refusing_vmap)
     mean = clip.clipped_mean(step, 1.0)
@@ -415,8 +414,8 @@ def test_models_that_vmap_cannot_do_go_one_example_after_another(model: str) -> 
     module, batch = LOOPED[model](), Batch(torch.rand(5, 3, 4), torch.arange(5))
     step = replace(step_on("lenet", examples=1)[1], model=Functional(module, train_mode=None), batch=batch)
     step = replace(step, params=step.model.params)
-    singles = [shared.one_by_one(step, batch.take(slice(i, i + 1))) for i in range(5)]
-    each = clip.ExampleGradients(step).gradients(batch)
+    singles = [examples.one_by_one(step, batch.take(slice(i, i + 1))) for i in range(5)]
+    each = example_gradients(step, batch)
     for name, tensor in each.items():
         assert torch.equal(tensor, torch.cat([one[name] for one in singles]))
     outside = module.train()(batch.inputs[:1])

@@ -4,20 +4,21 @@ import builtins
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from gradveil import joint, models
+from gradveil import models
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import norm, scaled, subtract
 from gradveil.core.types import Batch, Recipe
-from gradveil.defenses import DEFENSES, Log, Step, accounting, clip, dp, shared
+from gradveil.defenses import DEFENSES, Log, Step, accounting, clip, dp
 from gradveil.defenses.accounting import Ledger, guarantee
+from gradveil.engine import examples as engine_examples
 from steps import SAMPLES, step_on
 
 
@@ -53,15 +54,12 @@ def clipped_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     model, path = request.param
     step = replace(step_on(model, examples=4)[1], sample_rate=0.1, expected=6.5)
 
-    def refused(*_: object) -> NoReturn:
-        raise joint.UnsupportedError("so that the test chooses the way")
-
     if path != "unformed":
-        monkeypatch.setattr(clip, "_unformed", refused)
+        monkeypatch.setattr(clip, "_unformed", lambda *_: None)
     if path == "vmap":
-        monkeypatch.setattr(shared, "network_of", refused)
+        monkeypatch.setattr(engine_examples, "why_not_shared", lambda _: "so that the test chooses the way")
     else:
-        shared.network_of(step)  # compares with vmap once for each model
+        assert not engine_examples.why_not_shared(step)  # compares with vmap once for each model
     taken = {"formed": 0, "vmap": 0}
     formed, by_vmap = clip._formed, Step.example_gradients
 

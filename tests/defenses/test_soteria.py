@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from gradveil import models
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
-from gradveil.core.precise import without_tf32
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES, Step, soteria
+from gradveil.engine import without_tf32
 from gradveil.models import classifier
 from steps import SAMPLES, step_of, step_on
 

@@ -18,8 +18,8 @@ from gradveil.core.trees import scaled
 from gradveil.core.types import Batch, Domain, Params, Recipe
 from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.engine.clients import batched
 from gradveil.federated import Federation, Runner, Training, participants, why_unusable
-from gradveil.federated.clients import batched
 from gradveil.models import Functional
 
 SAMPLES = load("mnist-samples")

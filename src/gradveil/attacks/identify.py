@@ -27,12 +27,12 @@ from gradveil.attacks.parts.mixture import FITTED, MixtureFit
 from gradveil.attacks.parts.path import Path, straight
 from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
-from gradveil.core.precise import without_tf32
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.engine import without_tf32
 from gradveil.models import classifier
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
-from gradveil.attacks.engine import Precision, Strategy
 from gradveil.attacks.parts.counter import AGAINST, BatchedMoves, CounterMove, CounterMoves
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.parts.updates import Explanation
@@ -15,6 +14,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.registry import split_spec
 from gradveil.defenses import DEFENSES
+from gradveil.engine import Precision, Strategy
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 

@@ -15,12 +15,13 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.client.inspection import Inspection, inspect
-from gradveil.client.local import LocalRun, Request, cross_entropy, mini_batches
+from gradveil.client.local import LocalRun, cross_entropy, mini_batches
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
 from gradveil.defenses import Defense, Log, PublicData, Step
+from gradveil.engine import Request
 from gradveil.models.functional import Functional
 
 OnSuspicion = Literal["train", "warn", "refuse"]

@@ -35,7 +35,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Loss, Params
 from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
-from gradveil.defenses.shared import copied_loss
+from gradveil.engine import copied_loss
 from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
 
 _TREES = ("parameters", "broadcast", "buffers", "trained_buffers")

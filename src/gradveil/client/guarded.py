@@ -17,7 +17,7 @@ from gradveil.core.seeding import generator
 from gradveil.core.trees import differing, is_plain
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import Defense, Transform, links_of
-from gradveil.defenses.shared import copied_loss
+from gradveil.engine import copied_loss
 from gradveil.models import AddsToLoss, Functional
 
 

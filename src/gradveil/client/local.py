@@ -6,54 +6,15 @@ two can never disagree about what a local run is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from gradveil.core.trees import map_each
 from gradveil.core.types import Loss, Params, Recipe
+from gradveil.engine import Gradient, Request
 from gradveil.models.functional import Functional
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Request(Generic[T]):
-    """What a run needs computed before it can go on: a pure function, and the tensors that it takes.
-
-    Requests whose functions are equal are the same work on other tensors, and can be evaluated together.
-    """
-
-    function: Callable[[Any], T]
-    arguments: Any
-    """Tensors in nested dicts and tuples."""
-
-    def evaluate(self) -> T:
-        return self.function(self.arguments)
-
-
-class Gradient:
-    """(parameters, buffers, inputs, targets) -> the gradient of the loss in the parameters, and the loss."""
-
-    def __init__(self, model: Functional, loss: Loss) -> None:
-        self.model, self.loss = model, loss
-
-    def __call__(self, arguments: tuple[Params, Params, Tensor, Tensor]) -> tuple[Params, Tensor]:
-        params, buffers, inputs, targets = arguments
-        model = self.model if buffers is self.model.buffers else self.model.with_buffers(buffers)
-        found: tuple[Params, Tensor] = grad_and_value(lambda p: model.loss(self.loss, p, inputs, targets))(params)
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        """Of the same module and loss: all tensors come with the call."""
-        return isinstance(other, Gradient) and (self.model.module, self.loss) == (other.model.module, other.loss)
-
-    def __hash__(self) -> int:
-        return hash((self.model.module, self.loss))
 
 
 class LocalRun:

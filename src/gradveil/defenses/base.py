@@ -18,15 +18,15 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.registry import F, Registry, split_spec
 from gradveil.core.streams import Stream
 from gradveil.core.trees import all_finite, is_dense
-from gradveil.core.types import Batch, Loss, Params
+from gradveil.core.types import Batch, Params
 from gradveil.defenses.accounting import Guarantee, Ledger, check_rate
 from gradveil.defenses.public import PublicData
+from gradveil.engine import LocalLoss
 from gradveil.models.functional import Functional
 
 At = Literal["step", "update"]
@@ -63,17 +63,9 @@ class Log:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(LocalLoss):
     """What a defense may look at in one local step: everything here is on the client's side."""
 
-    model: Functional
-    loss: Loss
-    params: Params
-    """What is trained, as it is before this step."""
-    frozen: Params = field(default_factory=dict)
-    """The model's other parameters: they are not trained and have no gradient."""
-    batch: Batch
-    """The examples of this step."""
     index: Tensor | None = None
     """[n]: where the examples of this step stand in the client's local data; None where nobody knows."""
     number: int
@@ -108,25 +100,6 @@ class Step:
         Under Poisson sampling the size of the batch is secret too, and the expected size stands in for it.
         """
         return len(self.batch) if self.expected is None else self.expected
-
-    def loss_at(self, params: Params, batch: Batch | None = None) -> Tensor:
-        """The mean loss at other parameters, on this step's batch or on other examples."""
-        on = batch or self.batch
-        return self.model.loss(self.loss, {**self.frozen, **params}, on.inputs, on.labels)
-
-    def gradient(self, batch: Batch | None = None) -> Params:
-        """The gradient at this step's parameters, of its batch or of other examples."""
-        return cast(Params, grad(self.loss_at)(self.params, batch))
-
-    def example_gradients(self, batch: Batch | None = None) -> Params:
-        """The gradient of every example by itself, [n, ...] by name, in one batched call."""
-        on = batch or self.batch
-
-        def one(inputs: Tensor, label: Tensor) -> Params:
-            alone = Batch(inputs[None], label[None])
-            return cast(Params, grad(self.loss_at)(self.params, alone))
-
-        return vmap(one)(on.inputs, on.labels)
 
     def classes(self, batch: Batch | None = None) -> int:
         """How many classes the model tells apart, seen on this step's batch or on other examples."""

@@ -17,13 +17,12 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from gradveil.core.graphs import Replayed
 from gradveil.core.streams import Stream
 from gradveil.core.trees import exact_norms, map_each
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images, refuse_private
-from gradveil.defenses.shared import ExampleGradients, remembered
+from gradveil.engine import CudaGraphCache, cached, example_gradients
 from gradveil.models.functional import AddsToLoss, Functional
 
 Pair = tuple[int, int]
@@ -156,9 +155,9 @@ class Censor(Defense):
                 yield flat.gaussian(some.stop - some.start, step.rng)
             return
         assert pool is not None
-        order, examples = step.rng.permutation(len(pool), pool.labels.device), ExampleGradients(step)
+        order = step.rng.permutation(len(pool), pool.labels.device)
         for some in ranges:
-            yield flat.joined(examples.gradients(pool.take(order[some])), leading=1)
+            yield flat.joined(example_gradients(step, pool.take(order[some])), leading=1)
 
 
 class _CensorRound(Defense):
@@ -275,7 +274,7 @@ class LossAfter:
     def replayed(self, candidates: list[Tensor], start_too: bool) -> Tensor:
         """[t] or [1 + t], one after another: a large model keeps a GPU busy, if its kernels start all at once."""
         key = ("loss", id(self.step.loss))
-        loss_at = remembered(self.step.model.module, key, lambda: LossAt(self.step.loss))
+        loss_at = cached(self.step.model.module, key, lambda: LossAt(self.step.loss))
         losses = [loss_at(self.step, {})] if start_too else []
         for trial in range(len(candidates[0])):
             there = [torch.sub(at, part[trial], alpha=self.lr) for at, part in zip(self.start, candidates, strict=True)]
@@ -329,7 +328,7 @@ class LossAt:
 
     def __init__(self, loss: Loss) -> None:
         self.loss = loss  # kept, so that no other loss gets its id
-        self._replayed = Replayed(self._evaluated)
+        self._replayed = CudaGraphCache(self._evaluated)
         self._model: Functional | None = None
 
     def __call__(self, step: Step, params: Params) -> Tensor:

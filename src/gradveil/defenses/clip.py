@@ -10,15 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradveil import joint
 from gradveil.core.errors import GradveilError
-from gradveil.core.precise import without_tf32
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, At, Defense, Log, Step, Transform
-from gradveil.defenses.shared import ExampleGradients, forward_backward, gradients, network_of
-from gradveil.joint import moments, rules
+from gradveil.engine import (
+    example_gradients,
+    example_pass,
+    products,
+    rules,
+    trained_gradients,
+    without_tf32,
+)
 
 ENTRIES_AT_ONCE = 2**26
 """So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
@@ -92,41 +96,39 @@ def clipped_mean(step: Step, bound: float) -> Params:
         return map_each(torch.zeros_like, step.params)
     # Under autocast, sums over examples would be rounded to so few bits that one example moves many entries.
     with torch.autocast(step.batch.inputs.device.type, enabled=False), torch.autocast("cpu", enabled=False):
-        try:
-            mean, clipped = _unformed(step, bound)
-        except joint.UnsupportedError:
-            mean, clipped = _formed(step, bound)
+        mean, clipped = _unformed(step, bound) or _formed(step, bound)
     step.log.add("clipped", clipped / len(step.batch))
     return mean if step.expected is None else scaled(mean, len(step.batch) / step.expected)
 
 
-def _unformed(step: Step, bound: float) -> tuple[Params, float]:
-    """The same for a large model, and how many were clipped, without the gradient of any one example.
+def _unformed(step: Step, bound: float) -> tuple[Params, float] | None:
+    """The same for a large model, and how many were clipped, without the gradient of any one example; None for others.
 
-    Of each only its length is found. What is kept of it scales the slopes at the outputs of a layer, and these give the
-    sum over all examples at once. Where a layer's gradients had to be formed for the length, these are summed: slopes
-    of one example that cancel would swallow others in a sum over all. An example whose length nobody can tell is left
-    out, and formed by itself.
+    Of each only its length is found. What is kept of it scales the gradients at the outputs of a layer, and these give
+    the sum over all examples at once. Where a layer's gradients had to be formed for the length, these are summed:
+    outputs of one example that cancel would swallow others in a sum over all. An example whose length nobody can tell
+    is left out, and formed by itself.
     """
     count = len(step.batch)
     total: Params = {}
     clipped = 0.0
     for start in range(0, count, EXAMPLES_AT_ONCE):
         some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
-        network = network_of(step)  # a copy for each: a model may remember examples
-        _, calls, slopes = forward_backward(network, step, some)
+        passed = example_pass(step, some)
+        if passed is None:
+            return None
         with torch.no_grad(), without_tf32():
-            lengths, formed = moments.lengths(calls, slopes, len(some), step.params.keys())
+            lengths, formed = products.lengths(passed, step.params.keys())
             known = lengths.isfinite()
             clipped += float((known & (lengths > bound)).sum())
             kept = shrinkage(lengths, bound)
+            slim = [call for call in passed.calls if not set(call.parameters.values()) <= formed.keys()]
             if not known.all():  # NaN times nothing is NaN: what came into a layer has to go as well
-                inputs = [None if call.inputs is None else _times(call.inputs, known) for call in calls]
-                calls = [replace(call, inputs=x) for call, x in zip(calls, inputs, strict=True)]
+                inputs = [None if call.inputs is None else _times(call.inputs, known) for call in slim]
+                slim = [replace(call, inputs=x) for call, x in zip(slim, inputs, strict=True)]
                 formed = {name: _times(each, known) for name, each in formed.items()}
-            slim = [place for place, call in enumerate(calls) if not set(call.parameters.values()) <= formed.keys()]
-            found = gradients(step, [calls[i] for i in slim], tuple(_times(slopes[i], kept) for i in slim), 1)
-            part = map_each(lambda g: g[0], found)
+            slim = [replace(call, output_gradient=_times(call.output_gradient, kept)) for call in slim]
+            part = map_each(lambda g: g[0], trained_gradients(step, replace(passed, calls=slim, problems=1)))
             part |= {name: torch.tensordot(kept.to(each), each, dims=1) for name, each in formed.items()}
         total = add(total, part) if total else part
         if not known.all():  # of these alone: one example must not decide how others are treated
@@ -141,7 +143,7 @@ def _times(rows: Tensor, shares: Tensor) -> Tensor:
 
     A layer may have seen several rows of each example, [n * rows, ...].
     """
-    each = rules.apart(rows, len(shares))
+    each = rules.split_problems(rows, len(shares))
     own = shares.view(-1, *[1] * (each.dim() - 1))
     return torch.where(own > 0, each * own, 0.0).reshape(rows.shape)
 
@@ -171,9 +173,8 @@ def mean_over_examples(step: Step, change: Callable[[Params], Params]) -> Params
 
 def _in_chunks(step: Step) -> Iterator[Params]:
     size = max(1, ENTRIES_AT_ONCE // max(1, sum(p.numel() for p in step.params.values())))
-    examples = ExampleGradients(step)
     for start in range(0, len(step.batch), size):
-        yield examples.gradients(step.batch.take(slice(start, start + size)))
+        yield example_gradients(step, step.batch.take(slice(start, start + size)))
 
 
 def example_norms(each: Params) -> Tensor:

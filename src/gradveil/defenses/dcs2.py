@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from gradveil import joint
 from gradveil.core.errors import GradveilError
-from gradveil.core.graphs import Replayed
-from gradveil.core.precise import kernels_tried, without_tf32
 from gradveil.core.trees import add, dot, scaled
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images
-from gradveil.defenses.shared import forward_backward, network_of
-from gradveil.joint import moments
+from gradveil.engine import (
+    CudaGraphCache,
+    cuda_settings,
+    example_pass,
+    gradients,
+    products,
+)
 
 Sensitive = Callable[[Batch], Tensor] | Tensor
 """A predicate, or a mask over the client's local data: which examples are sensitive, as booleans."""
@@ -189,7 +191,7 @@ class DCS2(Defense):
         """One concealed sample for each of M targets and starts: stepped together, or as many as memory takes."""
         together = max(1, NUMBERS_TOGETHER // sum(parameter.numel() for parameter in step.params.values()))
         groups = [slice(first, first + together) for first in range(0, len(targets), together)]
-        with kernels_tried(), without_tf32():
+        with cuda_settings(tf32=False, benchmark=True):
             parts = [self._searched(step, targets.take(group), starts.take(group)).tensors for group in groups]
         return Concealed(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
@@ -213,7 +215,7 @@ class DCS2(Defense):
             with torch.enable_grad():  # cosines differentiate inside
                 return [figure.detach() for figure in objective(x.detach().requires_grad_())[1:]]
 
-        replayed, point = Replayed(input_gradient), starts.inputs
+        replayed, point = CudaGraphCache(input_gradient), starts.inputs
         mean, square = torch.zeros_like(point), torch.zeros_like(point)
         for i in range(self.iterations):
             gradient = replayed(point)
@@ -306,25 +308,23 @@ def gradient_cosine(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine,
     One pass of a batch serves all where the model's layers allow that and it is large; else every example is
     differentiated alone, which for few weights is quicker.
     """
-    try:
-        return _shared(step, targets, labels)
-    except joint.UnsupportedError:
-        return _each_alone(step, targets, labels)
+    return _shared(step, targets, labels) or _each_alone(step, targets, labels)
 
 
-def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine, Tensor]:
-    network, count = network_of(step), len(targets)
-    says, calls, slopes = forward_backward(network, step, targets)
+def _shared(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine, Tensor] | None:
+    passed = example_pass(step, targets)
+    if passed is None:
+        return None
     with torch.no_grad():
-        wanted = joint.gradients(calls, slopes, count, step.params.keys())
-        squared = moments.squares(wanted)
+        wanted = gradients(passed, step.params.keys())
+        squared = products.squares(wanted)
 
     def cosine(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        said, calls, slopes = network.derived(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
-        found = moments.total(moments.moments(calls, slopes, count, wanted, squared).values())
-        return _cosine(found.product, found.square, found.observed), said[:, 0]
+        tried = passed.network.differentiate(step.loss, inputs.unsqueeze(1), labels.unsqueeze(1), again=True)
+        found = products.total(products.moments(tried, wanted, squared).values())
+        return _cosine(found.product, found.square, found.observed), tried.outputs[:, 0]
 
-    return cosine, says
+    return cosine, passed.outputs[:, 0].detach()
 
 
 def _each_alone(step: Step, targets: Batch, labels: Tensor) -> tuple[Cosine, Tensor]:

@@ -17,16 +17,14 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.graphs import Replayed
-from gradveil.core.precise import without_tf32
 from gradveil.core.streams import Stream
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.clip import mean_over_examples, refuse_shared_statistics, sharing_layer, shrinkage
 from gradveil.defenses.public import public_images, refuse_private
-from gradveil.defenses.shared import remembered
 from gradveil.defenses.soteria import mean_of_root
+from gradveil.engine import CudaGraphCache, cached, forward_mode, is_rounding, without_tf32
 
 INPUTS_AT_ONCE = {"cpu": 2**17, "cuda": 2**20}
 """So many input entries are differentiated twice together, by kind of device, at least one example: it takes memory."""
@@ -83,7 +81,7 @@ class GradDefense(Defense):
 
         inputs = start.batch.inputs
         kind = (tuple(start.params), id(start.loss), start.public, inputs.shape[1:], inputs.device, inputs.dtype)
-        return remembered(start.model.module, (self, *kind), made)
+        return cached(start.model.module, (self, *kind), made)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.for_round(step).on_gradient(gradient, step)
@@ -190,7 +188,7 @@ class Estimate:
         self.loss = step.loss  # kept, so that no other loss gets its id
         self._repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
         self._right = _rightly_summed(replace(step, batch=root)) if probes else []
-        self._norms = Replayed(self._norms_along)
+        self._norms = CudaGraphCache(self._norms_along)
         self._step: Step | None = None
 
     def __call__(self, step: Step) -> dict[str, float]:
@@ -227,14 +225,17 @@ def _rightly_summed(step: Step) -> list[str]:
     return [
         name
         for name, each in sums.items()
-        if (each.sum() - gradient[name].sum().to(each.device)).abs()
-        <= 1e-3 * each.abs().sum() + 1e-5 * gradient[name].abs().sum().to(each.device)
+        if is_rounding(
+            (each.sum() - gradient[name].sum().to(each.device)).abs(),
+            each.abs().sum(),
+            gradient[name].abs().sum().to(each.device),
+        )
     ]
 
 
 def _slopes(step: Step, part: Batch, direction: Tensor, weight: float) -> Params:
     """[n] by tensor: how the sum of each example's gradient moves along a direction of the input."""
-    with forward_ad.dual_level():
+    with forward_mode, forward_ad.dual_level():
         inputs = forward_ad.make_dual(part.inputs.detach().requires_grad_(), direction)  # type: ignore[no-untyped-call]
         tangents = {
             name: forward_ad.unpack_dual(weight * total).tangent  # type: ignore[no-untyped-call]

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from gradveil.core.graphs import Replayed
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.clip import mean_over_examples
-from gradveil.defenses.shared import remembered
+from gradveil.engine import CudaGraphCache, cached
 
 Array = np.ndarray[Any, Any]
 CHANCES = 64
@@ -60,7 +59,7 @@ class Outpost(Defense):
         if not acts:
             return gradient
         key = tuple((name, tensor.numel(), tensor.dtype, tensor.device) for name, tensor in gradient.items())
-        perturbation = remembered(step.model.module, (self, key), lambda: _Perturbation(self, gradient))
+        perturbation = cached(step.model.module, (self, key), lambda: _Perturbation(self, gradient))
         fisher = None
         if self.fisher == "example":  # the mean of squared gradients of single examples
             fisher = mean_over_examples(step, lambda each: map_each(torch.square, each))
@@ -110,7 +109,7 @@ class _Perturbation:
         self.noise_parts = _parts(self.noisy)
         self.choose = TopKPerLayer(lengths, kept, self.noisy)
         self._noise_layers: Tensor | None = None
-        self.replayed = Replayed(self)
+        self.replayed = CudaGraphCache(self)
 
     def __call__(self, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """What is sent, and the mean risk. ``given``: gradient, weights, N(0, 1) for the noise, maybe the Fisher.

@@ -20,12 +20,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.graphs import Replayed
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.clip import sharing_layer
-from gradveil.defenses.shared import remembered
+from gradveil.engine import CudaGraphCache, cached, forward_mode
 from gradveil.models import Representation, classifier
 
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
@@ -87,9 +86,7 @@ class Soteria(Defense):
 
     def for_round(self, start: Step) -> Defense:
         module = start.model.module
-        return _SoteriaRound(
-            self, remembered(module, ("soteria", self.layer), lambda: _Layout(module, self.layer, start))
-        )
+        return _SoteriaRound(self, cached(module, ("soteria", self.layer), lambda: _Layout(module, self.layer, start)))
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.for_round(step).on_gradient(gradient, step)
@@ -108,8 +105,8 @@ class _Layout:
             )
         self.weight, self.sharing = names[0], sharing_layer(module)
         self.representation = Representation(module, self.layer)
-        self.squares = Replayed(self._squares)
-        self.norms = Replayed(self._norms)
+        self.squares = CudaGraphCache(self._squares)
+        self.norms = CudaGraphCache(self._norms)
 
     def _squares(self, given: tuple[Tensor, Params, Tensor]) -> Tensor:
         """[n, l]: the sum of (dr_i/dx v)^2 over the directions v of (inputs, parameters, directions [k, n, ...])."""
@@ -119,7 +116,8 @@ class _Layout:
             slope: Tensor = jvp(lambda x: self.representation(x, at), (inputs,), (direction,))[1]
             return slope.square()
 
-        return vmap(square, chunk_size=2 * _at_once(inputs))(directions).sum(0)
+        with forward_mode:
+            return vmap(square, chunk_size=2 * _at_once(inputs))(directions).sum(0)
 
     def _norms(self, given: tuple[Tensor, Params, Tensor]) -> Tensor:
         """[n, k]: ||dr_i/dx|| of the k entries of (inputs, parameters, entries)."""

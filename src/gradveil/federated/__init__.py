@@ -1,7 +1,7 @@
 """Federated training in this process: who holds what, rounds of FedSGD and FedAvg, their cost, and a tap on them."""
 
+from gradveil.engine import Runner
 from gradveil.federated.case import Training, make_training
-from gradveil.federated.clients import Runner
 from gradveil.federated.partition import PARTITIONS, partition
 from gradveil.federated.rounds import (
     Federation,

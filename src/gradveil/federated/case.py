@@ -12,11 +12,11 @@ from gradveil.core.fields import Fields
 from gradveil.core.types import Recipe
 from gradveil.data import DATASETS
 from gradveil.defenses import DEFENSES
+from gradveil.engine import SideBySide
 from gradveil.federated.partition import PARTITIONS
 from gradveil.threat import threat_model
 
 Algorithm = Literal["fedavg", "fedsgd"]
-SideBySide = Literal["auto", "true", "false"]
 Device = Literal["cpu", "cuda"]
 Number = int | float
 """As it was written: a case is compared, and its digest taken, by its JSON."""

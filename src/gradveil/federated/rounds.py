@@ -23,8 +23,8 @@ from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense, Log
 from gradveil.defenses.accounting import Guarantee, Ledger
+from gradveil.engine import Runner
 from gradveil.federated.case import Training
-from gradveil.federated.clients import Runner
 from gradveil.federated.partition import partition
 from gradveil.models import Functional
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradveil.attacks.base import Reconstruction
-from gradveil.attacks.engine import Given
 from gradveil.attacks.parts.channel import Channel, Span
 from gradveil.attacks.parts.counter import CounterMove, against
 from gradveil.attacks.parts.labels import prediction_errors
 from gradveil.client.local import cross_entropy
 from gradveil.defenses.dcs2 import DCS2
+from gradveil.engine import Given
 from gradveil.models import classifier
 from gradveil.threat.observation import Observation
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradveil.attacks.analytic import entered
-from gradveil.attacks.engine import Given
 from gradveil.attacks.parts.channel import Channel, Span
 from gradveil.attacks.parts.counter import CounterMove, against, channels_of
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.defenses.precode import Bottleneck, Precode
+from gradveil.engine import Given
 from gradveil.threat.observation import Observation
 
 

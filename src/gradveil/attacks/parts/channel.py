@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradveil.attacks.engine import Given
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
-from gradveil.joint.moments import Moments
+from gradveil.engine import Given
+from gradveil.engine.products import Moments
 from gradveil.threat.observation import Observation
 
 Per = Literal["tensor", "update", "example"]

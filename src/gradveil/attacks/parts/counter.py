@@ -12,7 +12,6 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from gradveil.attacks.base import Reconstruction
-from gradveil.attacks.engine import Given
 from gradveil.attacks.parts.channel import Channel
 from gradveil.core.errors import GradveilError
 from gradveil.core.registry import split_spec
@@ -20,6 +19,7 @@ from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each, stack
 from gradveil.core.types import Params
 from gradveil.defenses import DEFENSES
+from gradveil.engine import Given
 from gradveil.threat.observation import Observation
 
 _TINY = 1e-30

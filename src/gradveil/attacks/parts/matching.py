@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,17 +19,6 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from gradveil.attacks.base import BUDGETS, Attack, Budget, Reconstruction
-from gradveil.attacks.engine import (
-    Batched,
-    Evaluate,
-    Given,
-    Precision,
-    Strategy,
-    agree,
-    bound,
-    plan_for,
-    ways_of,
-)
 from gradveil.attacks.parts.channel import cut_tensors, estimated
 from gradveil.attacks.parts.counter import Averaged, CounterMove
 from gradveil.attacks.parts.labels import infer_labels
@@ -43,8 +33,8 @@ from gradveil.core.progress import Progress, Task
 from gradveil.core.seeding import derive, generator
 from gradveil.core.trees import stack
 from gradveil.core.types import Params
-from gradveil.joint import UnsupportedError
-from gradveil.joint.moments import squares
+from gradveil.engine import Batched, Evaluate, Given, Precision, Strategy, bound, plan_for, ways_of
+from gradveil.engine.products import squares
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -262,15 +252,9 @@ class _Batch:
             mixed=self.mixed,
         )
         singles = problem.singles(values_only=values_only)
-        plain = ways_of(singles, None)
-        if "sent" in given or not problem.one_gradient:  # each problem has weights of its own
-            return plain
-        try:
-            together = problem.joint(values_only=values_only)
-            trusted = agree(together, plain[f"loop {list(singles)[-1]}"], starts, given)
-        except UnsupportedError:
-            return plain
-        return ways_of(singles, together if trusted else None)
+        own_weights = "sent" in given or not problem.one_gradient  # of each problem
+        joint = None if own_weights else partial(problem.joint, values_only=values_only)
+        return ways_of(singles, joint, starts, given)
 
     def _starts(self, prior: Prior, life: int) -> Params:
         """Where the restarts of each observation begin their n-th life; each seed alone decides its own."""

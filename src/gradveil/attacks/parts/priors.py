@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from gradveil.attacks.engine import Given
 from gradveil.core.types import Domain, Params
+from gradveil.engine import Given
 from gradveil.generators import Generator
 
 CodeCost = Literal["kl", "norm", "none"]

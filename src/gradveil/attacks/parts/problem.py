@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, jvp, vmap
 
-from gradveil import joint
-from gradveil.attacks.engine import Batched, Given, Single
+from gradveil import engine
 from gradveil.attacks.parts.channel import AsDefended, as_defended, as_trusted
 from gradveil.attacks.parts.counter import Averaged, BatchedMoves, CounterMove
 from gradveil.attacks.parts.objectives import Objective, OfMoments, Regulariser, per_problem
@@ -20,7 +19,7 @@ from gradveil.attacks.parts.updates import between
 from gradveil.client.local import local_update
 from gradveil.core.trees import add, map_each
 from gradveil.core.types import Params, Recipe
-from gradveil.joint import moments
+from gradveil.engine import Batched, Given, Single, products
 from gradveil.models import Functional, batch_norm_statistics
 from gradveil.threat.observation import Observation
 
@@ -86,9 +85,7 @@ class UpdateDistance:
             return isinstance(self.counter, BatchedMoves) and self.counter.kind() is None
         return not self.aware
 
-    def by_moments(
-        self, calls: list[joint.Call], slopes: tuple[Tensor, ...], problems: int, given: Given
-    ) -> Tensor | None:
+    def by_moments(self, passed: engine.LayerPass, given: Given) -> Tensor | None:
         """The values [N], differentiable, without a gradient; None where it has to be formed, or that is quicker.
 
         Only in full precision: the parts of the slope along the update and the observed one nearly cancel out.
@@ -99,12 +96,12 @@ class UpdateDistance:
         known = self.averaged is None and self.counter is None and (not self.aware or _ESTIMATED.fits(given))
         if rounded or not known or not isinstance(self.objective, OfMoments):
             return None
-        if not moments.worth(calls, problems, observed.keys()):
+        if not products.pays_off(passed, observed.keys()):
             return None
-        squared = given["squares"] if "squares" in given else moments.squares(observed)
-        found = moments.moments(calls, slopes, problems, observed, squared)
+        squared = given["squares"] if "squares" in given else products.squares(observed)
+        found = products.moments(passed, observed, squared)
         parts = _ESTIMATED(found, given) if self.aware else found
-        return self.objective.of_moments(*moments.total(parts.values()))
+        return self.objective.of_moments(*products.total(parts.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,29 +192,28 @@ class Problem:
 
     def joint(self, *, values_only: bool) -> Batched:
         """All problems in one batch through the broadcast; raises UnsupportedError where the model forbids it."""
-        network = joint.SharedNetwork(self.seen.module, self.seen.sent, train_mode=self.recipe.train_mode)
+        network = engine.SharedNetwork(self.seen.module, self.seen.sent, train_mode=self.recipe.train_mode)
         distance = self.distance
         assert distance is not None
 
         def evaluate(unknowns: Params, given: Given) -> tuple[Params, Tensor]:
-            problems = len(next(iter(unknowns.values())))
             with torch.set_grad_enabled(not values_only):
                 leaves = {name: tensor.detach().requires_grad_(not values_only) for name, tensor in unknowns.items()}
                 inputs, targets = vmap(self.prior.decode)(leaves, given), vmap(self.targets)(leaves, given)
             with torch.enable_grad():
                 inputs = inputs.requires_grad_() if values_only else inputs
-                _, calls, slopes = network.derived(
+                passed = network.differentiate(
                     self.seen.loss, inputs, targets, given.get("buffers"), again=not values_only
                 )
             with torch.set_grad_enabled(not values_only):
-                values = distance.by_moments(calls, slopes, problems, given)
+                values = distance.by_moments(passed, given)
                 if values is not None:
                     away = values.sum()
                 else:
                     with torch.no_grad():
-                        gradients = joint.gradients(calls, slopes, problems, given["reply"].keys())
+                        gradients = engine.gradients(passed, given["reply"].keys())
                         direction, values = distance.slopes(gradients, given)
-                    away = values.sum() if values_only else joint.along(calls, slopes, problems, direction)
+                    away = values.sum() if values_only else engine.along(passed, direction)
                 costs = vmap(self.penalty)(leaves, given)
                 if values_only:
                     return {}, values + costs

@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradveil.attacks.engine import Evaluate, Plan
 from gradveil.attacks.parts.objectives import per_problem
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Task
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
+from gradveil.engine import Evaluate, Plan
 
 _TRACED = 60
 _MEAN, _SPREAD, _TINY = 0.9, 0.999, 1e-8

@@ -12,8 +12,8 @@ import torch
 from gradveil.auditing import Case, run_case
 from gradveil.core.seeding import generator
 from gradveil.data import ImageSet, MemoryImages
+from gradveil.engine import SideBySide
 from gradveil.federated import Federation, Training
-from gradveil.federated.case import SideBySide
 from gradveil.lab.bench.base import CIFAR, benchmark, seconds
 from gradveil.lab.sweeps import ResultFolder, Study, make_study, run_study
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from gradveil.core.graphs import Graph, Replayed
+from gradveil.engine.graphs import CudaGraphCache, Graph
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -23,7 +23,7 @@ def numbers(device: str, seed: int = 0) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_every_call_has_its_own_result(device: str) -> None:
-    replayed = Replayed(roots)
+    replayed = CudaGraphCache(roots)
     found = [replayed(numbers(device, seed)) for seed in range(5)]
     for seed, result in enumerate(found):
         torch.testing.assert_close(result, roots(numbers(device, seed)))
@@ -32,7 +32,7 @@ def test_every_call_has_its_own_result(device: str) -> None:
 
 @GPU
 def test_what_asks_for_a_number_is_called_again_each_time() -> None:
-    replayed = Replayed(lambda given: given["a"] * float(given["b"].sum()))
+    replayed = CudaGraphCache(lambda given: given["a"] * float(given["b"].sum()))
     for seed in range(4):
         given = numbers("cuda", seed)
         torch.testing.assert_close(replayed(given), given["a"] * given["b"].sum())
@@ -52,7 +52,7 @@ def test_tensors_that_nobody_edits_are_loaded_once() -> None:
     given["a"].mul_(2)  # against what was said: so it is seen that nothing was copied
     graph.load({"a": given["a"], "b": numbers("cuda", 2)["b"]}, edited=False)
     graph.replay()
-    torch.testing.assert_close(graph.copied(), roots({"a": given["a"] / 2, "b": numbers("cuda", 2)["b"]}))
+    torch.testing.assert_close(graph.result(), roots({"a": given["a"] / 2, "b": numbers("cuda", 2)["b"]}))
     graph.load(given)
     graph.replay()
-    torch.testing.assert_close(graph.copied(), roots(given))
+    torch.testing.assert_close(graph.result(), roots(given))

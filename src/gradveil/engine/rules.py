@@ -1,9 +1,9 @@
 """What each kind of layer adds to the gradient of its parameters, for many problems at once that share the layer.
 
-With inputs x and the loss's slope dy at the outputs of a layer, both of N problems of B examples flattened to N * B, a
-rule gives the gradient of each problem apart, and the product of that gradient with a direction, differentiable in x
-and dy. The product never forms the gradient: for a convolution it is the slope times the convolution with the direction
-as weights, which each problem has its own of.
+With inputs x and the loss's gradient dy in the outputs of a layer, both of N problems of B examples flattened to N * B,
+a rule gives the gradient of each problem apart, and the product of that gradient with a direction, differentiable in x
+and dy. The product never forms the gradient: for a convolution it is dy times the convolution with the direction as
+weights, which each problem has its own of.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ Along = Callable[[Any, Tensor, Tensor, int, Params], Tensor]
 Factors = Callable[[Any, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """(layer, x, dy, problems) -> D [N, O, L] and X [N, K, L] over L positions; the gradient in the weight is D X'."""
 
-GRADIENTS: dict[type[nn.Module], Rule] = {}
-PRODUCTS: dict[type[nn.Module], Along] = {}
-FACTORS: dict[type[nn.Module], Factors] = {}
-
 
 def gradients(layer: nn.Module, x: Tensor, dy: Tensor, problems: int) -> Params:
     """The gradient of each problem in the layer's own parameters."""
@@ -47,13 +43,13 @@ def along(layer: nn.Module, x: Tensor, dy: Tensor, problems: int, direction: Par
     return torch.stack([(direction[name] * found[name]).sum() for name in found]).sum()
 
 
-def apart(x: Tensor, problems: int) -> Tensor:
+def split_problems(x: Tensor, problems: int) -> Tensor:
     """[N * B, ...] as [N, B, ...]."""
     return x.reshape(problems, -1, *x.shape[1:])
 
 
 class FixedNorm(nn.Module):
-    """Batch norm in eval mode: one multiplication and one addition, which derive twice at the cost of as little.
+    """Batch norm in eval mode: one multiplication and one addition, which can be differentiated twice as cheaply.
 
     torch's own derivative of its derivative is written for the general case and takes ten times as many passes.
     """
@@ -93,7 +89,7 @@ class ProblemBatchNorm(nn.Module):
         return normal if self.bias is None else normal + _channels(self.bias, x)
 
     def normalised(self, x: Tensor) -> Tensor:
-        each = apart(x, self.problems)
+        each = split_problems(x, self.problems)
         over = [1, *range(3, each.dim())]
         centered = each - each.mean(dim=over, keepdim=True)
         variance = centered.square().mean(dim=over, keepdim=True)
@@ -162,9 +158,9 @@ class _ConvEach(Function):
         return weights.flatten(2) @ _columns(layer, x, len(weights))
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor, None, None]:
         (weights,) = ctx.saved_tensors
-        columns = weights.flatten(2).transpose(1, 2) @ slopes[0]
+        columns = weights.flatten(2).transpose(1, 2) @ dy[0]
         return _uncolumns(ctx.layer, columns, ctx.shape), None, None
 
 
@@ -177,19 +173,19 @@ class _Columns(Function):
         return _columns(layer, x, problems)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
-        return _uncolumns(ctx.layer, slopes[0].contiguous(), ctx.shape), None, None
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor, None, None]:
+        return _uncolumns(ctx.layer, dy[0].contiguous(), ctx.shape), None, None
 
 
 def _positions(y: Tensor, problems: int) -> Tensor:
     """[N * B, O, H, W] as [N, O, B * H * W]."""
-    return apart(y, problems).transpose(1, 2).flatten(2)
+    return split_problems(y, problems).transpose(1, 2).flatten(2)
 
 
 def _columns(layer: nn.Conv2d, x: Tensor, problems: int) -> Tensor:
     """The patches under the kernel, [N, C * k * k, B * positions], gathered by one copy out of a strided view."""
     (top, left), (down, right) = _pair(layer.padding), _pair(layer.stride)
-    padded = apart(F.pad(x, (left, left, top, top)), problems)
+    padded = split_problems(F.pad(x, (left, left, top, top)), problems)
     height, width = _outputs(layer, x.shape)
     n, b, c, i, j = padded.stride()
     (tall, wide), (gap, space) = _pair(layer.kernel_size), _pair(layer.dilation)
@@ -226,7 +222,7 @@ def _affine(layer: nn.Module, normal: Tensor, dy: Tensor, problems: int, feature
     found = {}
     for name, product in (("weight", normal * dy), ("bias", dy)):
         if name in names:
-            per = apart(product, problems)
+            per = split_problems(product, problems)
             found[name] = per.flatten(1, per.dim() - features - 1).sum(dim=1)
     return found
 
@@ -245,16 +241,16 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor, dy: Tensor, problems: int) -> Pa
     return _affine(layer, normal.movedim(1, -1), dy.movedim(1, -1), problems, 1)
 
 
-GRADIENTS.update({
+GRADIENTS: dict[type[nn.Module], Rule] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv,
     FixedNorm: _batch_norm,
     ProblemBatchNorm: _batch_norm,
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
-})  # fmt: skip
-PRODUCTS.update({nn.Linear: _linear_along, nn.Conv2d: _conv_along})
-FACTORS.update({nn.Linear: _linear_factors, nn.Conv2d: _conv_factors})
+}
+PRODUCTS: dict[type[nn.Module], Along] = {nn.Linear: _linear_along, nn.Conv2d: _conv_along}
+FACTORS: dict[type[nn.Module], Factors] = {nn.Linear: _linear_factors, nn.Conv2d: _conv_factors}
 
 
 def supports(layer: nn.Module) -> bool:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gradveil import joint
 from gradveil.core.trees import norm
-from gradveil.defenses import clip, shared
-from gradveil.joint import moments
+from gradveil.defenses import clip
+from gradveil.engine import LayerPass, SharedNetwork, examples, products
+from gradveil.engine.network import LayerCall, UnsupportedError
 from steps import SAMPLES, step_of
 
 
-def passes(x: Tensor, d: Tensor) -> tuple[list[joint.Call], tuple[Tensor, ...]]:
-    """One pass of x [N, positions, in] through a linear layer, and the slopes d [N, positions, out] that came back."""
+def passed(x: Tensor, d: Tensor) -> LayerPass:
+    """One pass of x [N, positions, in] through a linear layer, and the gradients d [N, positions, out] at it."""
     layer = nn.Linear(x.shape[-1], d.shape[-1])
-    return [joint.Call("fc", layer, x, torch.zeros_like(d))], (d,)
+    return LayerPass(
+        SharedNetwork(layer, dict(layer.named_parameters()), train_mode=None), d, [LayerCall("fc", layer, x, d)], len(x)
+    )
 
 
 def found(x: Tensor, d: Tensor) -> Tensor:
-    calls, slopes = passes(x, d)
-    assert moments._is_slim(calls[0], len(x)), "else its gradient is formed"
-    return moments.lengths(calls, slopes, len(x), {"fc.weight": None, "fc.bias": None}.keys())[0]
+    one = passed(x, d)
+    assert products._is_slim(one.calls[0], len(x)), "else its gradient is formed"
+    return products.lengths(one, {"fc.weight": None, "fc.bias": None}.keys())[0]
 
 
 def right(x: Tensor, d: Tensor) -> Tensor:
@@ -43,7 +47,7 @@ def test_lengths_are_right_for_activations_of_any_size(activation: float, length
 
 @pytest.mark.parametrize("constant", [1e2, 1e3])
 def test_lengths_are_right_where_positions_nearly_cancel(constant: float) -> None:
-    """As behind a norm layer, whose slopes sum to zero: in float32 the large constant takes all digits."""
+    """As behind a norm layer, whose gradients sum to zero: in float32 the large constant takes all digits."""
     d = drawn(3, 8, 48).double()
     d = (d - d.mean(dim=1, keepdim=True)).float()
     x = constant + drawn(3, 8, 64)
@@ -68,9 +72,9 @@ def test_an_extreme_problem_does_not_change_the_length_of_others() -> None:
 
 def test_two_calls_with_one_parameter_are_refused() -> None:
     """The length of a sum is not that of its parts."""
-    calls, slopes = passes(drawn(3, 5, 64), drawn(3, 5, 48))
-    with pytest.raises(joint.UnsupportedError, match="two calls"):
-        moments.lengths(calls * 2, slopes * 2, 3, {"fc.weight": None, "fc.bias": None}.keys())
+    one = passed(drawn(3, 5, 64), drawn(3, 5, 48))
+    with pytest.raises(UnsupportedError, match="two calls"):
+        products.lengths(replace(one, calls=one.calls * 2), {"fc.weight": None, "fc.bias": None}.keys())
 
 
 def test_an_example_without_a_gradient_has_length_zero() -> None:
@@ -78,7 +82,7 @@ def test_an_example_without_a_gradient_has_length_zero() -> None:
 
 
 class Loud(nn.Module):
-    """Its broadcast makes the inputs of one layer very large, and the slopes at its outputs very small."""
+    """Its broadcast makes the inputs of one layer very large, and the gradients at its outputs very small."""
 
     def __init__(self, before: float, after: float) -> None:
         super().__init__()
@@ -108,7 +112,7 @@ def test_no_broadcast_makes_an_example_longer_than_the_bound(
 ) -> None:
     torch.manual_seed(0)
     _, step = step_of(Loud(before, after), SAMPLES.batch(range(1)))
-    monkeypatch.setattr(shared, "_complaint", lambda _step: "")  # the layer rules cover it
+    monkeypatch.setattr(examples, "_complaint", lambda _step: "")  # the layer rules cover it
     ways, bound, formed = [], 1e-3, clip._formed
     monkeypatch.setattr(clip, "_formed", lambda *given: ways.append("formed") or formed(*given))
     assert not float(norm(step.gradient())) < 2 * bound, "it is longer, or beyond numbers"

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gradveil import models
-from gradveil.client import Gradient, Request, StatisticsAfter, cross_entropy
-from gradveil.core.precise import without_tf32
+from gradveil.client import StatisticsAfter, cross_entropy
 from gradveil.core.trees import detached, scaled
 from gradveil.data import load
+from gradveil.engine import Gradient, Request, without_tf32
+from gradveil.engine.clients import ClientGraphs
 from gradveil.federated import Federation, Training
-from gradveil.federated.clients import ClientGraphs
 from gradveil.models import Functional
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -2,8 +2,8 @@
 
 Problems that start from one broadcast differ in their inputs, not in the network. So one forward and one backward pass
 of a batch serves all of them, with plain convolutions at full speed, and only the gradients in the parameters are taken
-problem by problem, layer by layer (``rules``). With v the slope of the objective in the gradient, the slope in the
-inputs is that of <v, gradient(inputs)>, which the same layer rules give without forming the gradient again.
+problem by problem, layer by layer (``rules``). With v the derivative of the objective in the gradient, its derivative
+in the inputs is that of <v, gradient(inputs)>, which the same layer rules give without forming the gradient again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.types import Loss, Params
-from gradveil.joint import rules
+from gradveil.engine import rules
 from gradveil.models import AddsToLoss
 
 
@@ -30,110 +30,128 @@ class UnsupportedError(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One pass of the batch through one layer, or the use of one loose parameter (then without layer and inputs)."""
 
     name: str
     layer: nn.Module | None
     inputs: Tensor | None
-    outputs: Tensor
+    output_gradient: Tensor
+    """Of the loss in what left the layer."""
 
     @property
     def parameters(self) -> dict[str, str]:
         """The parameters whose gradient this is a part of, by the name that the layer has for each."""
         if self.layer is None:
             return {"": self.name}
-        return {name: _joined(self.name, name) for name, _ in self.layer.named_parameters(recurse=False)}
+        return {name: _path(self.name, name) for name, _ in self.layer.named_parameters(recurse=False)}
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """One forward and backward pass of N problems: what their gradients are made of."""
+
+    network: SharedNetwork
+    """What they went through: for more passes."""
+    outputs: Tensor
+    """[N, B, classes]."""
+    calls: list[LayerCall]
+    problems: int
 
 
 class SharedNetwork:
     """A module at fixed parameters, watched: it gives outputs, and gradients in its parameters problem by problem.
 
     A loose parameter, such as a class token or positions, belongs to no layer with a rule. If its first axis, of length
-    1, stands for the batch, every example gets its own copy, and the slope in the copies is its gradient.
+    1, stands for the batch, every example gets its own copy, and the gradient in the copies is its gradient.
     """
 
     def __init__(self, module: nn.Module, sent: Params, *, train_mode: bool | None) -> None:
-        self._module = copy.deepcopy(module)
+        self._module = _copied(module, sent)
         if train_mode is not None:  # else every layer stays in the mode it is in
             self._module.train(train_mode)
-        self._module.load_state_dict(sent, strict=False)
-        _replace_batch_norms(self._module)
-        _work_on_copies(self._module)
+        for name, layer in list(self._module.named_modules()):
+            if isinstance(layer, _BatchNorm):
+                statistics_of_batch = layer.training or layer.running_mean is None
+                norm = rules.ProblemBatchNorm(layer) if statistics_of_batch else rules.FixedNorm(layer)
+                self._module.set_submodule(name, norm)
+            if getattr(layer, "inplace", False) is True:  # it would edit what was watched of the layer before
+                layer.inplace = False
         self._module.requires_grad_(False)
         self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
-        self._calls: list[Call] = []
         self._problems = 1
+        self._watched: list[tuple[str, nn.Module | None, Tensor | None, Tensor]] = []
+        """Name, layer, inputs and outputs of each call in the pass that is under way."""
         self._loose: list[tuple[nn.Module, str, str, Tensor]] = []
         covered: set[str] = set()
         for name, layer in list(self._module.named_modules()):
             own = dict(layer.named_parameters(recurse=False))
-            covered.update(_joined(name, key) for key in own)
+            covered.update(_path(name, key) for key in own)
             if own and rules.supports(layer):
                 layer.register_forward_hook(self._watch(name, layer))
             else:
                 for key, parameter in own.items():
-                    self._loosen(name, layer, key, parameter)
+                    self._copy_per_example(name, layer, key, parameter)
         if covered != sent.keys():
             raise UnsupportedError("parameters are shared between layers or not all broadcast")
 
-    def _loosen(self, name: str, layer: nn.Module, key: str, parameter: Tensor) -> None:
+    def _copy_per_example(self, name: str, layer: nn.Module, key: str, parameter: Tensor) -> None:
         if parameter.dim() < 3 or parameter.shape[0] != 1:
             raise UnsupportedError(f"layer {name or 'top'} ({type(layer).__name__}) has no gradient rule")
         delattr(layer, key)
-        self._loose.append((layer, key, _joined(name, key), parameter.detach()))
+        self._loose.append((layer, key, _path(name, key), parameter.detach()))
 
     def _watch(self, name: str, layer: nn.Module):  # type: ignore[no-untyped-def]
         def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             if not inputs or inputs[0].dim() < 2 or len(inputs[0]) % self._problems:
                 raise UnsupportedError(f"layer {name} is not given rows of all examples, one after another")
-            self._calls.append(Call(name, layer, inputs[0], outputs))
+            self._watched.append((name, layer, inputs[0], outputs))
 
         return hook
 
-    def __call__(self, inputs: Tensor, buffers: Params | None = None) -> tuple[Tensor, list[Call]]:
-        """Outputs [N, B, classes] for inputs [N, B, C, H, W], and what passed through each layer.
+    def differentiate(
+        self, loss: Loss, inputs: Tensor, targets: Tensor, buffers: Params | None = None, *, again: bool = False
+    ) -> LayerPass:
+        """Outputs for inputs [N, B, C, H, W], and the gradient of each problem's loss in what left every layer.
 
-        ``buffers`` [N, B, ...] by name are those that each example has of its own, such as what a client drew.
+        Args:
+            loss: of one problem.
+            inputs: need a gradient.
+            targets: [N, B] or [N, B, classes].
+            buffers: [N, B, ...] by name, those that each example has of its own, such as what a client drew.
+            again: what comes of the pass can be differentiated once more.
         """
         problems = self._problems = len(inputs)
         for path, values in (buffers or {}).items():
             place, _, key = path.rpartition(".")
             setattr(self._module.get_submodule(place), key, values.flatten(0, 1))
         flat = inputs.flatten(0, 1)
-        self._calls = []
+        self._watched = []
         self._normalise_each_of(problems)
         for layer, key, name, parameter in self._loose:
             copies = parameter.expand(len(flat), *parameter.shape[1:]).clone().requires_grad_()
             setattr(layer, key, copies)
-            self._calls.append(Call(name, None, None, copies))
-        outputs: Tensor = self._module(flat)
-        calls, self._calls = self._calls, []
-        return rules.apart(outputs, problems), calls
+            self._watched.append((name, None, None, copies))
+        outputs = rules.split_problems(self._module(flat), problems)
+        losses = vmap(loss)(outputs, targets)
+        return LayerPass(self, outputs, self._calls(self._total(losses), again), problems)
 
     def _normalise_each_of(self, problems: int) -> None:
         for layer in self._module.modules():
             if isinstance(layer, rules.ProblemBatchNorm):
                 layer.problems = problems
 
-    def derived(
-        self, loss: Loss, inputs: Tensor, targets: Tensor, buffers: Params | None = None, *, again: bool = False
-    ) -> tuple[Tensor, list[Call], tuple[Tensor, ...]]:
-        """Outputs and calls of one pass, and the slope of each problem's loss in what left every call.
-
-        Inputs need a gradient. ``again``: what comes of the slopes can be derived once more.
-        """
-        outputs, calls = self(inputs, buffers)
-        losses = vmap(loss)(outputs, targets)
-        watched = [call.outputs for call in calls]
-        slopes = torch.autograd.grad(
-            self.total(losses), watched, create_graph=again, allow_unused=True, materialize_grads=True
-        )  # what leaves a layer may be thrown away: its parameters then have a gradient of zero
-        return outputs, calls, slopes
-
-    def total(self, losses: Tensor) -> Tensor:
+    def _total(self, losses: Tensor) -> Tensor:
         """The sum over problems of their losses [N] and of what layers added in the last pass: means over examples."""
         return torch.stack([losses.sum(), *(len(losses) * layer.pop_term() for layer in self._adding)]).sum()
+
+    def _calls(self, loss: Tensor, again: bool) -> list[LayerCall]:
+        """What was watched in this pass, with the gradients of the loss."""
+        watched, self._watched = self._watched, []
+        found = torch.autograd.grad(
+            loss, [outputs for *_, outputs in watched], create_graph=again, allow_unused=True, materialize_grads=True
+        )  # what leaves a layer may be thrown away: its parameters then have a gradient of zero
+        return [LayerCall(*call[:3], gradient) for call, gradient in zip(watched, found, strict=True)]
 
 
 class SeparateNetwork(SharedNetwork):
@@ -146,7 +164,7 @@ class SeparateNetwork(SharedNetwork):
 
     def _watch(self, name: str, layer: nn.Module):  # type: ignore[no-untyped-def]
         def note(x: Tensor, y: Tensor) -> None:
-            self._calls.append(Call(name, layer, x, y))
+            self._watched.append((name, layer, x, y))
 
         def hook(_layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
             if not inputs or inputs[0].dim() < 2:
@@ -156,9 +174,9 @@ class SeparateNetwork(SharedNetwork):
 
         return hook
 
-    def derived(
+    def differentiate(
         self, loss: Loss, inputs: Tensor, targets: Tensor, buffers: Params | None = None, *, again: bool = False
-    ) -> tuple[Tensor, list[Call], tuple[Tensor, ...]]:
+    ) -> LayerPass:
         """The same; inputs need no gradient, and factors come in float32 or better though a model may use less."""
         if buffers:
             raise UnsupportedError("examples have buffers of their own")
@@ -171,23 +189,19 @@ class SeparateNetwork(SharedNetwork):
             for layer, key, name, _ in self._loose:
                 setattr(layer, key, own[name])
             outputs: Tensor = self._module(x)
-            return outputs, self.total(loss(outputs, target)[None])
+            return outputs, self._total(loss(outputs, target)[None])
 
-        self._calls = []
+        self._watched = [(name, None, None, own) for name, own in copies.items()]
         self._normalise_each_of(1)  # under vmap there is one, and for the rules, outside of it, there are all
         outputs, losses = vmap(one)(inputs, targets, copies)
         self._normalise_each_of(len(inputs))
-        calls = [*(Call(name, None, None, own) for name, own in copies.items()), *self._calls]
-        self._calls = []
-        watched = [call.outputs for call in calls]
-        slopes = torch.autograd.grad(
-            losses.sum(), watched, create_graph=again, allow_unused=True, materialize_grads=True
-        )
         flat = [
-            Call(call.name, call.layer, None if call.inputs is None else _rows(call.inputs), _rows(call.outputs))
-            for call in calls
+            LayerCall(
+                call.name, call.layer, None if call.inputs is None else _rows(call.inputs), _rows(call.output_gradient)
+            )
+            for call in self._calls(losses.sum(), again)
         ]
-        return outputs, flat, tuple(map(_rows, slopes))
+        return LayerPass(self, outputs, flat, len(inputs))
 
 
 class _Watched(Function):
@@ -199,7 +213,7 @@ class _Watched(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: slopes are taken on what the rule below returns."""
+        """Nothing is kept: gradients are taken on what the rule below returns."""
 
     @staticmethod
     def vmap(
@@ -208,7 +222,7 @@ class _Watched(Function):
         if places[0] is None or places[1] is None:
             raise UnsupportedError("a layer is given the same for all examples")
         x, y = x.movedim(places[0], 0), y.movedim(places[1], 0)
-        if not y.requires_grad:  # neither the inputs nor the weights need a slope, but what leaves the layer does
+        if not y.requires_grad:  # neither the inputs nor the weights need a gradient, but what leaves the layer does
             y = y.detach().requires_grad_()
         note(x, y)
         return y, 0
@@ -219,61 +233,62 @@ def _rows(x: Tensor) -> Tensor:
     return x.flatten(0, 1).to(torch.promote_types(x.dtype, torch.float32))
 
 
-def gradients(
-    calls: list[Call], slopes: tuple[Tensor, ...], problems: int, only: KeysView[str] | None = None
-) -> Params:
+def gradients(passed: LayerPass, only: KeysView[str] | None = None) -> Params:
     """The gradient of each problem in all parameters, or in those of ``only`` some layers, [N, ...] by name."""
     found: dict[str, list[Tensor]] = defaultdict(list)
-    for call, slope in zip(calls, slopes, strict=True):
+    for call in passed.calls:
         own = set(call.parameters.values())
         if only is not None and not only & own:
             continue
         if only is not None and not own <= only:
             raise UnsupportedError("a reply holds a part of a layer")
         if call.layer is None or call.inputs is None:
-            found[call.name].append(_summed(slope, problems))
+            found[call.name].append(_summed(call, passed.problems))
         else:
-            for name, tensor in rules.gradients(call.layer, call.inputs, slope, problems).items():
-                found[_joined(call.name, name)].append(tensor)
+            each = rules.gradients(call.layer, call.inputs, call.output_gradient, passed.problems)
+            for name, tensor in each.items():
+                found[_path(call.name, name)].append(tensor)
     return {name: tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0) for name, tensors in found.items()}
 
 
-def along(calls: list[Call], slopes: tuple[Tensor, ...], problems: int, direction: Params) -> Tensor:
+def along(passed: LayerPass, direction: Params) -> Tensor:
     """The sum over problems of <gradient, direction>, differentiable in what passed through the layers.
 
     Layers that ``direction`` does not name count nothing.
     """
     parts = []
-    for call, slope in zip(calls, slopes, strict=True):
+    for call in passed.calls:
         if not direction.keys() & set(call.parameters.values()):
             continue
         if call.layer is None or call.inputs is None:
-            parts.append((_summed(slope, problems) * direction[call.name]).sum())
+            parts.append((_summed(call, passed.problems) * direction[call.name]).sum())
         else:
             own = {name: direction[whole] for name, whole in call.parameters.items()}
-            parts.append(rules.along(call.layer, call.inputs, slope, problems, own))
+            parts.append(rules.along(call.layer, call.inputs, call.output_gradient, passed.problems, own))
     return torch.stack(parts).sum()
 
 
-def _summed(slope: Tensor, problems: int) -> Tensor:
-    """The slope in every example's copy of a parameter, added up within each problem: [N, 1, ...]."""
-    return rules.apart(slope, problems).sum(dim=1, keepdim=True)
+def _summed(call: LayerCall, problems: int) -> Tensor:
+    """The gradient in every example's copy of a parameter, added up within each problem: [N, 1, ...]."""
+    return rules.split_problems(call.output_gradient, problems).sum(dim=1, keepdim=True)
 
 
-def _joined(module: str, parameter: str) -> str:
+def _path(module: str, parameter: str) -> str:
     return f"{module}.{parameter}" if module else parameter
 
 
-def _replace_batch_norms(module: nn.Module) -> None:
-    for name, layer in list(module.named_modules()):
-        if isinstance(layer, _BatchNorm):
-            statistics_of_batch = layer.training or layer.running_mean is None
-            norm = rules.ProblemBatchNorm(layer) if statistics_of_batch else rules.FixedNorm(layer)
-            module.set_submodule(name, norm)
+def without_outputs(module: nn.Module) -> dict[int, Any]:
+    """A memo for ``deepcopy`` with which copies forget the outputs of a pass before: those cannot be copied."""
+    attributes = [value for layer in module.modules() for value in vars(layer).values()]
+    outputs = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
+    return {id(value): value.new_empty(0) for value in outputs}
 
 
-def _work_on_copies(module: nn.Module) -> None:
-    """Layers that edit what they are given would edit what was watched of the layer before."""
-    for layer in module.modules():
-        if getattr(layer, "inplace", False) is True:
-            layer.inplace = False  # type: ignore[assignment]
+def _copied(module: nn.Module, sent: Params) -> nn.Module:
+    """The one copy of a module that a network makes: with these parameters, which it does not share with anybody."""
+    memo = without_outputs(module)
+    for name, parameter in module.named_parameters():
+        if name in sent:
+            own = torch.empty_like(parameter, requires_grad=False).copy_(sent[name].detach())
+            memo[id(parameter)] = nn.Parameter(own, requires_grad=False)
+    return copy.deepcopy(module, memo)

@@ -27,13 +27,21 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from gradveil.assets import cache_folder
-from gradveil.attacks.graph import at, captured, captured_by_parts
 from gradveil.core.atomic import open_file, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.graphs import side_by_side
 from gradveil.core.reading import read_text
 from gradveil.core.types import Params
-from gradveil.joint import SAME, agree_nearby
+from gradveil.engine.agreement import FEW, agree, same_tensors
+from gradveil.engine.graphs import (
+    Evaluate,
+    at,
+    captured,
+    captured_by_parts,
+    concatenated,
+    cuda_settings,
+    side_by_side,
+)
+from gradveil.engine.network import UnsupportedError
 
 Given = dict[str, Any]
 """What a problem is about, such as the observed update and the labels: any nesting of dicts of tensors."""
@@ -43,9 +51,6 @@ Single = Callable[[Params, Given], tuple[Params, Tensor]]
 
 Batched = Callable[[Params, Given], tuple[Params, Tensor]]
 """N problems: (unknowns [N, ...], given [N, ...]) -> (gradients [N, ...], objectives [N])."""
-
-Evaluate = Callable[[Params], tuple[Params, Tensor]]
-"""All problems of a run, whatever is given bound to them."""
 
 Strategy = Literal["auto", "loop", "vmap", "joint", "compiled"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -64,7 +69,6 @@ over weights makes grouped convolutions, which lost to streams where clients of 
 _SIDE_BY_SIDE = 16
 """So many problems, at most, run beside each other on a GPU: enough to fill it."""
 _SHARE_OF_MEMORY = 0.4
-_FEW = 2
 
 
 @dataclass(frozen=True)
@@ -90,14 +94,36 @@ class Plan:
         return f"{self.way}, {self.chunk} together{graph}, {precise}"
 
 
-def ways_of(singles: Mapping[str, Single], joint: Batched | None) -> dict[str, Batched]:
-    """Every way to run a batch, by name."""
-    found = {} if joint is None else {"joint": joint}
+def ways_of(
+    singles: Mapping[str, Single], joint: Callable[[], Batched] | None, unknowns: Params, given: Given
+) -> dict[str, Batched]:
+    """Every way to run a batch, by name.
+
+    Args:
+        singles: the code of one problem, by name; the last is the plainest.
+        joint: makes the code of many; None where there is none. It is among the ways only if the model's layers allow
+            it and it gives what the plain loop gives on a few of the problems.
+        unknowns: of all problems, [N, ...].
+        given: of all problems.
+    """
+    found: dict[str, Batched] = {}
     for name, single in singles.items():
         found[f"vmap {name}"] = vmap(single)
         found[f"loop {name}"] = _one_by_one(single)
         found[f"compiled {name}"] = _compiled(single)
-    return found
+    if joint is None:
+        return found
+    try:
+        together, plain, about = joint(), found[f"loop {list(singles)[-1]}"], at(given, slice(FEW))
+
+        def same(point: Params) -> bool:
+            with _precision("float32", _device(point)):
+                (gradients, values), (expected, others) = together(point, about), plain(point, about)
+            return same_tensors(gradients, expected) and same_tensors({"value": values}, {"value": others})
+
+        return {"joint": together, **found} if agree(same, at(unknowns, slice(FEW))) else found
+    except UnsupportedError:
+        return found
 
 
 def plan_for(
@@ -109,34 +135,28 @@ def plan_for(
     precision: Precision = "float32",
 ) -> Plan:
     """The fastest way to run these problems here: measured once, then remembered for any number of them."""
-    admitted = _admitted(strategy, ways, unknowns, given)
+    large = _bytes_each(unknowns, given) >= _LARGE_BYTES
+    if strategy != "auto":
+        admitted = [way for way in ways if way.split()[0] == strategy]
+    elif large and "joint" in ways:
+        admitted = ["joint"]
+    elif large and _on_gpu(unknowns):
+        admitted = [way for way in ways if way.startswith("loop")]
+    else:
+        admitted = [way for way in ways if not way.startswith("compiled")]
     if not admitted:
         raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
-    kept = _kept(key, admitted)
-    if kept is not None:
-        return _planned(kept, unknowns, precision)
-    choice = _fastest({way: ways[way] for way in admitted}, unknowns, given, precision)
+    choice = _kept(key, admitted)
     if choice is None:
-        hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
-        raise GradveilError(f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}")
-    with _one_writer():  # another process may have measured the same meanwhile: the first is kept
-        kept = _kept(key, admitted)
-        if kept is None:
-            _remember(key, choice)
-    return _planned(kept or choice, unknowns, precision)
-
-
-def _admitted(strategy: Strategy, ways: Mapping[str, Batched], unknowns: Params, given: Given) -> list[str]:
-    """The ways that a strategy leaves."""
-    if strategy != "auto":
-        return [way for way in ways if way.split()[0] == strategy]
-    large = _bytes_each(unknowns, given) >= _LARGE_BYTES
-    if large and "joint" in ways:
-        return ["joint"]
-    if large and _on_gpu(unknowns):
-        return [way for way in ways if way.startswith("loop")]
-    return [way for way in ways if not way.startswith("compiled")]
+        fastest = _fastest({way: ways[way] for way in admitted}, unknowns, given, precision)
+        if fastest is None:
+            hint = "; compiling also needs a C++ compiler" if strategy == "compiled" else ""
+            raise GradveilError(
+                f"this model cannot be differentiated twice, or its problems do not fit into memory{hint}"
+            )
+        choice = _remember(key, fastest, admitted)
+    return _planned(choice, unknowns, precision)
 
 
 def _fastest(ways: Mapping[str, Batched], unknowns: Params, given: Given, precision: Precision) -> Choice | None:
@@ -157,41 +177,19 @@ def _fastest(ways: Mapping[str, Batched], unknowns: Params, given: Given, precis
 def bound(plan: Plan, way: Batched, unknowns: Params, given: Given) -> Evaluate:
     """One function that evaluates all problems under the plan; ``unknowns`` show the shapes to come."""
 
-    def in_chunks(point: Params) -> tuple[Params, Tensor]:
-        starts = range(0, _count(point), plan.chunk)
-        parts = [way(at(point, slice(i, i + plan.chunk)), at(given, slice(i, i + plan.chunk))) for i in starts]
-        if len(parts) == 1:
-            return parts[0]
-        gradients = {name: torch.cat([gradient[name] for gradient, _ in parts]) for name in parts[0][0]}
-        return gradients, torch.cat([values for _, values in parts])
-
-    def precise(point: Params) -> tuple[Params, Tensor]:
-        with _precision(plan.precision, _device(point)):
-            return in_chunks(point)
-
-    if not plan.graph:
-        return precise
-    if not plan.way.startswith("loop"):
-        return captured(precise, unknowns)
-
-    def part(point: Params, about: Given) -> tuple[Params, Tensor]:
+    def run(point: Params, about: Given) -> tuple[Params, Tensor]:
         with _precision(plan.precision, _device(point)):
             return way(point, about)
 
-    return captured_by_parts(part, unknowns, given, min(plan.chunk, _count(unknowns)))
+    def in_chunks(point: Params) -> tuple[Params, Tensor]:
+        parts = [slice(start, start + plan.chunk) for start in range(0, _count(point), plan.chunk)]
+        return concatenated([run(at(point, part), at(given, part)) for part in parts])
 
-
-def agree(one: Batched, other: Batched, unknowns: Params, given: Given) -> bool:
-    """Whether two ways give the same slopes and values on a few of the problems, up to rounding."""
-    about = at(given, slice(_FEW))
-
-    def same(point: Params) -> bool:
-        with _precision("float32", _device(point)):
-            (first, values), (second, others) = one(point, about), other(point, about)
-        close = all((first[k] - second[k]).norm() <= SAME * second[k].norm() + 1e-12 for k in second)
-        return close and torch.allclose(values, others, rtol=SAME, atol=1e-6)
-
-    return agree_nearby(same, at(unknowns, slice(_FEW)))
+    if not plan.graph:
+        return in_chunks
+    if not plan.way.startswith("loop"):
+        return captured(in_chunks, unknowns)
+    return captured_by_parts(run, unknowns, given, min(plan.chunk, _count(unknowns)))
 
 
 def _one_by_one(single: Single) -> Batched:
@@ -224,15 +222,8 @@ def _precision(precision: Precision, device: torch.device) -> Iterator[None]:
     kernels and take the fastest: left to its rules it takes one here that is 25 times too slow.
     """
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False)
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
-    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
-    cudnn.benchmark = True
-    try:
-        with mixed:
-            yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+    with cuda_settings(tf32=precision == "tf32", benchmark=True), mixed:
+        yield
 
 
 def _count(unknowns: Params) -> int:
@@ -251,7 +242,7 @@ def _memory_of_each(name: str, way: Batched, unknowns: Params, given: Given, pre
     """Bytes that a problem takes: on a GPU what a few of them took, elsewhere many times what is given of it."""
     if not _on_gpu(unknowns):
         return 20 * _bytes_each(unknowns, given)
-    few = 1 if name.startswith("loop") else min(_count(unknowns), _FEW)  # the first is done before the second begins
+    few = 1 if name.startswith("loop") else min(_count(unknowns), FEW)  # the first is done before the second begins
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -287,14 +278,22 @@ def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Give
     """The time of one problem under the plan, infinite where it cannot run."""
     tried = _tried(unknowns, given)
     if plan.way.startswith("loop"):
-        tried = min(tried, _FEW)  # a few tell enough: a graph of many takes long to capture
+        tried = min(tried, FEW)  # a few tell enough: a graph of many takes long to capture
     some = tried if plan.graph else min(plan.chunk, tried)
-    part, about = at(unknowns, slice(some)), at(given, slice(some))
+    part = at(unknowns, slice(some))
+
+    def timed() -> float:
+        started = time.perf_counter()
+        evaluate(part)
+        if _on_gpu(part):
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
     try:
-        evaluate = bound(plan, way, part, about)
-        best = _timed(evaluate, part)
+        evaluate = bound(plan, way, part, at(given, slice(some)))
+        best = timed()
         for _ in range(3 if best < 1 else 1):
-            best = min(best, _timed(evaluate, part))
+            best = min(best, timed())
     except (NotImplementedError, RuntimeError):
         return float("inf")
     return best / some
@@ -302,16 +301,8 @@ def _seconds_per_problem(way: Batched, plan: Plan, unknowns: Params, given: Give
 
 def _tried(unknowns: Params, given: Given) -> int:
     """On how many of the problems a way is timed."""
-    most = max(_FEW, _TRIED_BYTES // _bytes_each(unknowns, given))
+    most = max(FEW, _TRIED_BYTES // _bytes_each(unknowns, given))
     return min(_count(unknowns), _TRIED[_device(unknowns).type], most)
-
-
-def _timed(evaluate: Evaluate, unknowns: Params) -> float:
-    started = time.perf_counter()
-    evaluate(unknowns)
-    if _on_gpu(unknowns):
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def _fingerprint(ways: list[str], unknowns: Params, given: Given, precision: str) -> str:
@@ -342,18 +333,20 @@ def _kept(key: str, ways: list[str]) -> Choice | None:
     return Choice(known["way"], min(max(1, known["each"]), 2**50), known.get("graph") is not False)
 
 
-def _remember(key: str, choice: Choice) -> None:
-    with contextlib.suppress(GradveilError):  # a cache that cannot be written costs another measurement, no more
-        write_json(cache_folder() / "strategies.json", {**_remembered(), key: asdict(choice)}, shared=True)
+def _remember(key: str, choice: Choice, ways: list[str]) -> Choice:
+    """What is kept from now on: another process may have measured the same meanwhile, and the first is kept.
 
-
-@contextlib.contextmanager
-def _one_writer() -> Iterator[None]:
-    """Processes take turns, so that none writes over what another has just kept; where none can, nothing is kept."""
-    path = cache_folder() / "strategies.lock"
+    Processes take turns, so that none writes over what another has just kept. A cache that cannot be locked or written
+    costs another measurement, no more.
+    """
+    path = cache_folder() / "strategies.json"
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            lock = held.enter_context(os.fdopen(open_file(path, os.O_WRONLY, shared=True), "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            remove_partial(path.parent, "strategies.json")
-        yield
+            file = open_file(path.with_suffix(".lock"), os.O_WRONLY, shared=True)
+            fcntl.flock(held.enter_context(os.fdopen(file, "w")), fcntl.LOCK_EX)
+            remove_partial(path.parent, path.name)
+        kept = _kept(key, ways)
+        if kept is None:
+            with contextlib.suppress(GradveilError):
+                write_json(path, {**_remembered(), key: asdict(choice)}, shared=True)
+    return kept or choice

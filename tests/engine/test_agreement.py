@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from exchanges import SAMPLES, observed, private_batches
-from gradveil import joint
+from gradveil import engine
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.parts import candidate_updates as updates
 from gradveil.attacks.parts.matching import Matching
 from gradveil.core.trees import detached, norm, subtract
 from gradveil.core.types import Batch, Params
-from gradveil.defenses import shared
+from gradveil.engine.agreement import SAME, random_inputs
 from gradveil.threat import Observation
 from steps import step_of
 
@@ -52,10 +51,9 @@ class OnAKink(nn.Module):
 
 def by_rules(module: nn.Module, batch: Batch) -> Params:
     params = detached(dict(module.named_parameters()))
-    network = joint.SharedNetwork(module, params, train_mode=False)
+    network = engine.SharedNetwork(module, params, train_mode=False)
     inputs = batch.inputs.unsqueeze(1).requires_grad_()
-    _, calls, slopes = network.derived(nn.functional.cross_entropy, inputs, batch.labels.unsqueeze(1))
-    return detached(joint.gradients(calls, slopes, len(batch)))
+    return detached(engine.gradients(network.differentiate(nn.functional.cross_entropy, inputs, batch.labels[:, None])))
 
 
 def seen_by(module: nn.Module) -> list[Observation]:
@@ -66,29 +64,29 @@ def seen_by(module: nn.Module) -> list[Observation]:
 
 def test_rules_and_backward_differ_on_a_kink_though_both_are_right() -> None:
     """Else the tests below show nothing."""
-    drawn = joint.random_inputs((3, 32, 32))
+    drawn = random_inputs((3, 32, 32))
     module = OnAKink(drawn)
     for inputs, same in ((drawn, False), (SAMPLES.batch(range(2)).inputs, True)):
         _, step = step_of(module, Batch(inputs, torch.tensor([0, 0])))
         found, expected = by_rules(module, step.batch), step.example_gradients()
-        assert joint.same_gradients(found, expected) is same
+        assert engine.same_tensors(found, expected) is same
         assert (norm(subtract(found, expected)) > 0.05 * norm(expected)) is not same
 
 
 @pytest.mark.parametrize("around", [False, True])
 def test_a_defense_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -> None:
-    _, step = step_of(OnAKink(joint.random_inputs((3, 32, 32)), around=around), SAMPLES.batch(range(2)))
-    if not around:
-        assert isinstance(shared.network_of(step), joint.SharedNetwork)
-    else:
-        with pytest.raises(joint.UnsupportedError, match="rules do not give"):
-            shared.network_of(step)
+    _, step = step_of(OnAKink(random_inputs((3, 32, 32)), around=around), SAMPLES.batch(range(2)))
+    passed = engine.example_pass(step, step.batch)
+    assert (passed is not None) is not around
+    assert passed is None or isinstance(passed.network, engine.SeparateNetwork)
+    assert ("rules do not give" in engine.why_not_shared(step)) is around
 
 
 @pytest.mark.parametrize("around", [False, True])
 def test_identification_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -> None:
-    (one, _) = seen_by(OnAKink(joint.random_inputs((3, 32, 32)), around=around))
-    assert updates._right(one) is not around
+    (one, _) = seen_by(OnAKink(random_inputs((3, 32, 32)), around=around))
+    found = engine.shared_gradients(one.module, one.sent, one.loss, train_mode=False, shape=(3, 32, 32), classes=10)
+    assert (found is not None) is not around
 
 
 @pytest.mark.parametrize("around", [False, True])
@@ -102,9 +100,9 @@ def test_a_search_trusts_right_rules_on_a_kink_and_no_wrong_ones(around: bool) -
     assert torch.equal(again["pixels"], starts["pixels"])
     assert ("joint" in found) is not around
     if not around:
-        (slopes, _), (expected, _) = found["joint"](starts, given), found["loop reverse"](starts, given)
-        away = (slopes["pixels"] - expected["pixels"]).norm()
-        assert away > 2 * joint.SAME * expected["pixels"].norm(), "the starts do lie on a kink"
+        (gradients, _), (expected, _) = found["joint"](starts, given), found["loop reverse"](starts, given)
+        away = (gradients["pixels"] - expected["pixels"]).norm()
+        assert away > 2 * SAME * expected["pixels"].norm(), "the starts do lie on a kink"
 
 
 def test_a_difference_at_every_point_is_a_difference() -> None:
@@ -114,10 +112,10 @@ def test_a_difference_at_every_point_is_a_difference() -> None:
         tried.append(point["x"])
         return False
 
-    assert not joint.agree_nearby(never, {"x": torch.zeros(2, 3)})
+    assert not engine.agree(never, {"x": torch.zeros(2, 3)})
     assert len(tried) == 3
     assert all(0 < point.abs().max() < 0.1 for point in tried[1:])
-    assert joint.agree_nearby(lambda point: bool(point["x"].any()), {"x": torch.zeros(2, 3)})
+    assert engine.agree(lambda point: bool(point["x"].any()), {"x": torch.zeros(2, 3)})
 
 
 @pytest.mark.parametrize(("factor", "same"), [(1.001, True), (1.1, False)])
@@ -126,5 +124,5 @@ def test_every_tensor_of_every_example_counts(factor: float, same: bool) -> None
     found = {name: tensor.clone() for name, tensor in expected.items()}
     found["small"][1] *= factor
     found["rounding"] *= -1
-    assert joint.same_gradients(found, expected) is same
-    assert not joint.same_gradients({"large": expected["large"]}, expected)
+    assert engine.same_tensors(found, expected) is same
+    assert not engine.same_tensors({"large": expected["large"]}, expected)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from exchanges import SAMPLES, observed, private_batches
-from gradveil import joint, models
+from gradveil import engine, models
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.engine import Batched
 from gradveil.attacks.parts.matching import Matching
 from gradveil.core.types import Recipe
-from gradveil.joint import SharedNetwork, UnsupportedError, moments
+from gradveil.engine import Batched, SharedNetwork, products
+from gradveil.engine.network import UnsupportedError
 
 MODELS = [
     "lenet:init=wide",
@@ -90,11 +90,11 @@ def test_an_unformed_gradient_has_the_slopes_of_a_formed_one(
     if defense.startswith("noise"):
         assert max(trust.min() for trust in given["trust"].values()) < 1
     formed: list[bool] = []
-    plain = joint.gradients
-    monkeypatch.setattr(joint, "gradients", lambda *args: formed.append(True) or plain(*args))
+    plain = engine.gradients
+    monkeypatch.setattr(engine, "gradients", lambda *args: formed.append(True) or plain(*args))
     slopes, values = found["joint"](starts, given)
     assert not formed, "the gradients of all layers together were never there"
-    monkeypatch.setattr(moments, "WORTH", torch.inf)
+    monkeypatch.setattr(products, "PAYS_OFF", torch.inf)
     expected, reference = found["joint"](starts, given)
     assert formed
     torch.testing.assert_close(values, reference, rtol=1e-9, atol=1e-9)
@@ -155,9 +155,9 @@ def test_layers_that_edit_what_they_are_given_edit_nothing_that_is_watched(activ
         network = SharedNetwork(module, dict(module.named_parameters()), train_mode=False)
         batch = SAMPLES.batch(range(3))
         inputs = batch.inputs.unsqueeze(1).requires_grad_()
-        _, calls, slopes = network.derived(nn.functional.cross_entropy, inputs, batch.labels.unsqueeze(1))
+        passed = network.differentiate(nn.functional.cross_entropy, inputs, batch.labels.unsqueeze(1))
         assert edits.inplace is inplace, "the given module stays as it is"
-        return joint.gradients(calls, slopes, 3)
+        return engine.gradients(passed)
 
     copied, edited = gradients(False), gradients(True)
     for name, tensor in copied.items():
@@ -259,11 +259,11 @@ def test_separate_problems_have_the_gradients_of_shared_ones(model: str, train: 
     module = models.build(model, SAMPLES.domain, seed=0)
     sent = {name: parameter.detach() for name, parameter in module.named_parameters()}
     batch, found = SAMPLES.batch(range(4)), []
-    for kind in (SharedNetwork, joint.SeparateNetwork):
+    for kind in (SharedNetwork, engine.SeparateNetwork):
         inputs = batch.inputs.double().unflatten(0, (2, 2)).requires_grad_()
         network = kind(module.double(), {name: p.double() for name, p in sent.items()}, train_mode=train)
-        _, calls, slopes = network.derived(nn.functional.cross_entropy, inputs, batch.labels.unflatten(0, (2, 2)))
-        found.append(joint.gradients(calls, slopes, 2))
+        passed = network.differentiate(nn.functional.cross_entropy, inputs, batch.labels.unflatten(0, (2, 2)))
+        found.append(engine.gradients(passed))
     for name, expected in found[0].items():
         assert (found[1][name] - expected).norm() <= 1e-4 * expected.norm() + 1e-9, "torch is right to 6e-6 under vmap"
 
@@ -279,6 +279,6 @@ def test_a_layer_that_sees_no_example_is_not_covered() -> None:
             return outputs
 
     module = Constant()
-    network = joint.SeparateNetwork(module, dict(module.named_parameters()), train_mode=None)
+    network = engine.SeparateNetwork(module, dict(module.named_parameters()), train_mode=None)
     with pytest.raises(UnsupportedError, match="same for all"):
-        network.derived(nn.functional.cross_entropy, torch.rand(2, 1, 12), torch.zeros(2, 1, dtype=torch.long))
+        network.differentiate(nn.functional.cross_entropy, torch.rand(2, 1, 12), torch.zeros(2, 1, dtype=torch.long))

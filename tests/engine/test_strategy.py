@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,13 +12,14 @@ import torch
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
-from gradveil.attacks.engine import Given, Plan, bound, plan_for, ways_of
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.parts.search import Adam, Problems
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT
 from gradveil.core.trees import moved
 from gradveil.core.types import Params
+from gradveil.engine import Given, Plan, bound, plan_for, ways_of
+from gradveil.engine import strategy as memory
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -133,7 +135,7 @@ def test_problems_side_by_side_are_as_one_by_one(side_by_side: int) -> None:
         found = torch.func.grad_and_value(lambda u: (about["reply"]["w"] @ u["x"].tanh()).square().sum())(unknowns)
         return found[0], found[1]
 
-    way = ways_of({"reverse": single}, None)["loop reverse"]
+    way = ways_of({"reverse": single}, None, starts, given)["loop reverse"]
     replayed = bound(Plan("loop reverse", side_by_side, graph=True), way, starts, given)
     for factor in (1.0, 0.5):  # with what a graph was captured for, and with something else
         point = {"x": starts["x"] * factor}
@@ -145,8 +147,8 @@ def test_what_cannot_be_captured_is_looped_over(own_cache: Path) -> None:
     def asks(unknowns: Params, _: Given) -> tuple[Params, torch.Tensor]:
         return unknowns, unknowns["x"].sum() * float(unknowns["x"].sum())
 
-    ways = ways_of({"reverse": asks}, None)
     starts, given = {"x": torch.ones(3, 2, device="cuda")}, {"reply": torch.zeros(3, 2**20, device="cuda")}
+    ways = ways_of({"reverse": asks}, None, starts, given)
     assert plan_for(ways, starts, given) == Plan("loop reverse", 1)
     assert plan_for(ways, starts, given) == Plan("loop reverse", 1), "and so it is when it is remembered"
     assert not next(iter(json.loads(own_cache.read_text()).values()))["graph"]
@@ -167,3 +169,20 @@ def test_a_damaged_memory_is_said(own_cache: Path) -> None:
 def test_a_strategy_that_cannot_run_this_is_refused() -> None:
     with pytest.raises(GradveilError, match="strategy 'joint' cannot run"):
         plan_for({"vmap reverse": lambda u, _: (u, u["x"])}, {"x": torch.zeros(1)}, {}, strategy="joint")
+
+
+def _remember(names: list[str]) -> None:
+    for name in names:
+        memory._remember(name, memory.Choice("loop", 1), ["loop"])
+
+
+def test_what_processes_remember_at_the_same_time_is_all_kept() -> None:
+    """Workers of a sweep measure side by side, and none forgets what another found out."""
+    names = [[f"{worker}-{number}" for number in range(40)] for worker in range(3)]
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_remember, args=(own,)) for own in names]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert set(memory._remembered()) == {name for own in names for name in own}
