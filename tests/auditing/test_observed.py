@@ -14,7 +14,7 @@ import torch
 from auditing.test_audit import comparable, killed_at_the_second_row, read
 from gradveil.attacks import ATTACKS, Attack, Budget
 from gradveil.auditing import ObservedCase, make_observed_case, run_observed, score_again
-from gradveil.auditing.saved import read_sources
+from gradveil.auditing.saved import read_folders
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.federated import Training, run_training
@@ -91,8 +91,8 @@ def test_all_rounds_step_as_one_batch(tapped: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_batch_of_rounds_gives_what_each_round_gives_alone(tapped: Path) -> None:
-    (source,) = read_sources(case(tapped))
-    seen = [one for file in source.files for one in file.seen]
+    (folder,) = read_folders(case(tapped))
+    seen = [one for file in folder.files for one in file.seen]
     assert seen[0].sent is seen[1].sent
     assert seen[0].sent is not seen[2].sent
     attack = ATTACKS.build("ig:iterations=3,restarts=1,strategy=vmap", Budget(1, 3))

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from gradveil.assets import cache_folder
 from gradveil.attacks.graph import at, captured, captured_by_parts
 from gradveil.core.atomic import open_file, remove_partial, write_json
-from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.errors import BadFileError, GradveilError, StrategyError
 from gradveil.core.graphs import side_by_side
 from gradveil.core.reading import read_text
 from gradveil.core.types import Params
@@ -111,7 +111,7 @@ def plan_for(
     """The fastest way to run these problems here: measured once, then remembered for any number of them."""
     admitted = _admitted(strategy, ways, unknowns, given)
     if not admitted:
-        raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
+        raise StrategyError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
     kept = _kept(key, admitted)
     if kept is not None:
