@@ -165,6 +165,8 @@ def own(
     count = len(inputs)
     if not count or batch_size < 1 or count % batch_size:
         raise GradveilError(f"{count} examples cannot be cut into batches of {batch_size}")
+    if not defenses:
+        raise GradveilError("an audit needs at least one defense, such as none")
     parameter = next(iter(model.parameters()), None)
     if parameter is None:
         raise GradveilError("the model has no parameters: there is no update to audit")
