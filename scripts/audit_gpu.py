@@ -22,7 +22,8 @@ import torch
 from lines import Lines
 
 from gradveil.auditing import make_case, read_case
-from gradveil.auditing.run import run_on
+from gradveil.auditing.run import run
+from gradveil.auditing.sources import simulated
 from gradveil.data import ImageSet, MemoryImages, load
 
 
@@ -69,7 +70,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(options.limit)
     try:
-        run_on(make_case(fields), data, options.out, resume=True, progress=lines)
+        run(simulated(make_case(fields), data, progress=lines), options.out, resume=True, progress=lines)
         signal.alarm(0)
     except KeyboardInterrupt:
         print(f"stopped after {time.perf_counter() - lines.started:.0f} s; finished rows are kept")

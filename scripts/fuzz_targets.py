@@ -33,8 +33,8 @@ from gradveil.assets import CATALOGUE, Asset, Package, asset_folder, fetch, read
 from gradveil.assets.fetching import extract
 from gradveil.attacks import load_reconstructions
 from gradveil.auditing import make_case, make_observed_case, read_case, run_case, run_observed, score_again
-from gradveil.auditing.costs import costs
-from gradveil.auditing.saved import read_sources
+from gradveil.auditing.saved import read_folders
+from gradveil.auditing.verdict import costs
 from gradveil.cli.main import app
 from gradveil.core.atomic import write_json
 from gradveil.core.environment import environment
@@ -365,7 +365,7 @@ def _asset(folder: Path) -> None:
 
 
 def _exchanges(folder: Path) -> None:
-    read_sources(make_observed_case({"observations": [str(folder)]}))
+    read_folders(make_observed_case({"observations": [str(folder)]}))
 
 
 def _priced(folder: Path) -> None:

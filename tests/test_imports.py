@@ -78,7 +78,7 @@ def test_every_folder_has_a_level() -> None:
 @pytest.mark.parametrize(
     ("folder", "line"),
     [
-        ("attacks", "from gradveil.auditing.exchange import Private"),
+        ("attacks", "from gradveil.auditing.sources import Private"),
         ("attacks", "from gradveil.metrics import score"),
         ("core", "import gradveil.threat.model"),
         ("client", "from gradveil import attacks"),

@@ -6,19 +6,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradveil import attacks as attacks
     from gradveil import defenses as defenses
-    from gradveil.auditing.own import audit as audit
+    from gradveil.api import AuditResult as AuditResult
+    from gradveil.api import audit as audit
     from gradveil.client.guard import Guard as Guard
     from gradveil.client.guard import protect as protect
     from gradveil.client.owner import Client as Client
     from gradveil.client.updates import defend_update as defend_update
+    from gradveil.core.errors import GradveilError as GradveilError
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Guard", "__version__", "audit", "defend_update", "protect"]
+__all__ = ["AuditResult", "Client", "GradveilError", "Guard", "__version__", "audit", "defend_update", "protect"]
 
 _WHERE = {
     "Client": "gradveil.client.owner",
     "Guard": "gradveil.client.guard",
-    "audit": "gradveil.auditing.own",
+    "AuditResult": "gradveil.api",
+    "GradveilError": "gradveil.core.errors",
+    "audit": "gradveil.api",
     "defend_update": "gradveil.client.updates",
     "protect": "gradveil.client.guard",
 }

@@ -313,9 +313,15 @@ def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
 def test_digests_differ_as_soon_as_anything_does() -> None:
     variants = [{}, {"seed": 1}, {"images": 2}, {"restarts": 3}, {"budget": "quick"}, {"gallery": 50}, {"threat": "B"},
                 {"recipe": {"train_mode": True}}, {"model": "lenet"}]  # fmt: skip
-    digests = {cell.digest() for fields in variants for cell in make_case({**fields, "attacks": ["ig"]}).cells()}
+    digests = {digest for fields in variants for digest in digests_of(make_case({**fields, "attacks": ["ig"]}))}
     assert len(digests) == 3 * len(variants)
     plain = Case(attacks=("ig",))
-    assert [c.digest() for c in make_case({"attacks": ["ig"]}).cells()] == [c.digest() for c in plain.cells()]
+    assert digests_of(make_case({"attacks": ["ig"]})) == digests_of(plain)
     costed = plain.model_copy(update={"training": ("somewhere",)})
-    assert [c.digest() for c in costed.cells()] == [c.digest() for c in plain.cells()], "no row depends on a training"
+    assert digests_of(costed) == digests_of(plain), "no row depends on a training"
+
+
+def digests_of(case: Case) -> list[str]:
+    """Of the rows of one attack: on every defense, and of the prior alone."""
+    crossed = [case.digest(case.attacks[0], defense, prior_only=False) for defense in case.defenses]
+    return [*crossed, case.digest(case.attacks[0], case.defenses[0], prior_only=True)]

@@ -13,8 +13,9 @@ import torch
 
 from auditing.test_audit import comparable, killed_at_the_second_row, read
 from gradveil.attacks import ATTACKS, Attack, Budget
-from gradveil.auditing import ObservedCase, make_observed_case, run_observed, score_again
-from gradveil.auditing.saved import read_sources
+from gradveil.auditing import ObservedCase, make_case, make_observed_case, run_case, run_observed, score_again
+from gradveil.auditing.run import TOGETHER, _batches
+from gradveil.auditing.saved import read_folders, saved
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.federated import Training, run_training
@@ -91,8 +92,8 @@ def test_all_rounds_step_as_one_batch(tapped: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_batch_of_rounds_gives_what_each_round_gives_alone(tapped: Path) -> None:
-    (source,) = read_sources(case(tapped))
-    seen = [one for file in source.files for one in file.seen]
+    (folder,) = read_folders(case(tapped))
+    seen = [one for file in folder.files for one in file.seen]
     assert seen[0].sent is seen[1].sent
     assert seen[0].sent is not seen[2].sent
     attack = ATTACKS.build("ig:iterations=3,restarts=1,strategy=vmap", Budget(1, 3))
@@ -103,6 +104,28 @@ def test_a_batch_of_rounds_gives_what_each_round_gives_alone(tapped: Path) -> No
         assert one.objective == pytest.approx(other.objective, rel=1e-3)
     swapped = attack([replace(one, sent=seen[0].sent) for one in seen], seeds=[1, 2, 3, 4])
     assert swapped[3].objective != pytest.approx(together[3].objective, rel=1e-3), "each its own broadcast"
+
+
+def test_a_batch_is_as_large_as_the_problems_of_its_attack_allow(tapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack's own restarts count, not those of the budget."""
+    monkeypatch.setitem(TOGETHER, "cpu", 16)
+    for spec, sizes in (("ig:restarts=2", [2, 1]), ("ig:restarts=4", [2, 1]), ("ig:restarts=8", [1, 1, 1])):
+        cells = saved(case(tapped, attacks=[spec], budget="quick")).cells
+        assert [len(batch) for batch in _batches(cells, "cpu")] == sizes, "two exchanges a round, then chance"
+
+
+@pytest.mark.integration
+def test_mse_r_goes_through_one_model_whoever_audits(tmp_path: Path) -> None:
+    """Through the honest one, although clients were sent one behind a crafted front."""
+    fields = {"model": "mlp", "attacks": ["imprint:bins=8"], "threat": "F", "images": 2, "batch_size": 2, "gallery": 10}
+    made = run_case(make_case({**fields, "defenses": ["noise:sigma=0.001"]}), tmp_path / "made")
+    again = score_again(tmp_path / "made")
+    (tmp_path / "loose").mkdir()
+    shutil.copy(tmp_path / "made" / made.rows[0].files.observation, tmp_path / "loose" / "a.safetensors")
+    shutil.copy(tmp_path / "made" / "truth.safetensors", tmp_path / "loose" / "a.truth.safetensors")
+    taken = run_observed(case(tmp_path / "loose", attacks=["imprint:bins=8"]), tmp_path / "taken")
+    assert made.rows[0].mse_r > 0
+    assert made.rows[0].mse_r == again.rows[0].mse_r == taken.rows[0].mse_r
 
 
 @pytest.mark.integration

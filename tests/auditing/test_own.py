@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradveil
+from gradveil.auditing import score_again
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.types import Recipe
 from gradveil.data import load
@@ -54,7 +55,7 @@ def test_an_update_over_several_examples_and_local_steps() -> None:
     recipe = Recipe(sends="delta", lr=0.1, epochs=1, batch_size=1)
     found = gradveil.audit(own_model(), DIGITS, recipe=recipe, batch_size=2, attack="analytic")
     assert found.case["recipe"]["sends"] == "delta"
-    assert {row.images for row in found.rows} == {4}
+    assert {row.record.images for row in found.rows} == {len(row.images) for row in found.rows} == {4}
 
 
 @pytest.mark.integration
@@ -84,3 +85,33 @@ def test_what_does_not_fit_is_said_in_one_line(change: dict[str, object], messag
     with pytest.raises(GradveilError, match=message) as caught:
         gradveil.audit(model, given.pop("batch"), **given)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_a_programs_audit_says_why_it_cannot_be_scored_again(tmp_path: Path) -> None:
+    gradveil.audit(own_model(), DIGITS, attack="analytic", out=tmp_path)
+    with pytest.raises(
+        GradveilError, match=r"model and a batch that only your program holds.*gradveil.audit"
+    ) as caught:
+        score_again(tmp_path, model="torch.nn.modules.container:Sequential")
+    assert "\n" not in str(caught.value)
+
+
+class Scaled(nn.Module):
+    """A layer with parameters of its own, for which there is no joint rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(784))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scale * inputs
+
+
+def test_a_row_whose_strategy_does_not_fit_is_run_by_another_and_says_so() -> None:
+    model = nn.Sequential(nn.Flatten(), Scaled(), nn.Linear(784, 10))
+    for attack in ("ig", "informed"):
+        spec = f"{attack}:iterations=2,restarts=1,strategy=joint"
+        found = gradveil.audit(model, DIGITS, defenses=["none", "noise"], attacks=spec, progress=False)
+        for row in found.rows:
+            assert "strategy 'joint' cannot run this attack on this model" in row.strategy
+            assert row.strategy.startswith(("loop", "vmap"))

@@ -13,8 +13,7 @@ import torch
 
 from gradveil.auditing import Audit, Row, Verdict, make_case, read_audit, run_case, score_again, write_junit
 from gradveil.auditing.audit import Leak
-from gradveil.auditing.costs import costs
-from gradveil.auditing.verdict import judged, privacy_grade, verdicts
+from gradveil.auditing.verdict import costs, judged, privacy_grade, verdicts
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params

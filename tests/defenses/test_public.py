@@ -13,9 +13,8 @@ import gradveil
 from exchanges import SAMPLES
 from gradveil import models
 from gradveil.auditing import make_case
-from gradveil.auditing.exchange import broadcast, choose_private, exchange
+from gradveil.auditing.sources import simulated
 from gradveil.core.errors import GradveilError
-from gradveil.core.progress import SILENT
 from gradveil.core.types import Batch
 from gradveil.defenses import DEFENSES, PublicData, censor, dcs2, graddefense
 from gradveil.defenses.public import occur_in, public_images
@@ -39,10 +38,11 @@ def pools_of(defense: str, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> tu
         return pools[-1]
 
     monkeypatch.setattr(USERS[defense], "public_images", recorded)
-    case = make_case({"data": "cifar10-samples", "model": "lenet", "defenses": [defense], "device": "cpu", **fields})
-    private = choose_private(SAMPLES, case)
-    exchange(case, defense, private, SAMPLES, broadcast(case, None, SAMPLES), SILENT)
-    return private.batch.inputs, pools
+    case = make_case({"data": "cifar10-samples", "model": "lenet", "defenses": [defense], "attacks": ["ig"], **fields})
+    plan = simulated(case, SAMPLES)
+    plan.cells[0].exchange()
+    assert plan.private is not None
+    return plan.private.batch.inputs, pools
 
 
 @pytest.mark.parametrize("defense", USERS)

@@ -31,7 +31,7 @@ from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.data import ImageSet, load
-from gradveil.defenses import DEFENSES, Defense
+from gradveil.defenses import Chain, Defense
 from gradveil.engine import without_tf32
 from gradveil.models import classifier
 from gradveil.threat.model import Knowledge
@@ -76,7 +76,7 @@ def _of_several(one: Observation, mixture: MixtureFit) -> Likelihood:
 
 def fingerprint_for(one: Observation, by: By) -> Likelihood:
     """The marks of CENSOR with the options that are known, or else its own defaults."""
-    channels = channels_of(one, one.defense or "censor")
+    channels = channels_of(one, otherwise="censor")
     return _through([channel for channel in channels if channel.span is None], OrthogonalLikelihood(by=by))
 
 
@@ -99,9 +99,9 @@ def _can_be_followed(channels: Sequence[Channel]) -> bool:
 
 def drawing_inputs(one: Observation) -> Defense | None:
     """The known defense if it changes inputs by chance, so that a candidate has to be looked at several times."""
-    links = DEFENSES.links(one.defense or "none")
-    changing = [link for link in links if type(DEFENSES.build(link)).on_inputs is not Defense.on_inputs]
-    return DEFENSES.build("+".join(changing)) if changing else None
+    links = [link for _, link in one.known_links() if link is not None]
+    changing = [link for link in links if type(link).on_inputs is not Defense.on_inputs]
+    return Chain(changing) if len(changing) > 1 else changing[0] if changing else None
 
 
 @dataclass(frozen=True, kw_only=True)

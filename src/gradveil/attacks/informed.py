@@ -13,7 +13,6 @@ from gradveil.attacks.pixels import InvertingGradients
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.registry import split_spec
-from gradveil.defenses import DEFENSES
 from gradveil.engine import Precision, Strategy
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -32,12 +31,11 @@ def answers(one: Observation) -> dict[str, str | None]:
 
 def _moves(one: Observation) -> list[tuple[str, CounterMove | None]]:
     """Each link of the known defense and the counter-move against it."""
-    links = [] if one.defense is None else DEFENSES.links(one.defense)
-    known = [AGAINST.get(split_spec(link)[0]) for link in links]
-    return [
-        (link, None if own is None else own.move(DEFENSES.build(link), one))
-        for link, own in zip(links, known, strict=True)
-    ]
+    found = []
+    for spec, link in one.known_links():
+        known = None if link is None else AGAINST.get(split_spec(spec)[0])
+        found.append((spec, None if known is None else known.move(link, one)))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,25 +9,22 @@ from typing import TYPE_CHECKING, Any
 from gradveil.auditing.audit import Audit, Cost, ImageScore, Row, Verdict, read_audit
 
 if TYPE_CHECKING:
-    from gradveil.auditing.again import score_again as score_again
     from gradveil.auditing.case import Case as Case
-    from gradveil.auditing.case import Cell as Cell
     from gradveil.auditing.case import ObservedCase as ObservedCase
     from gradveil.auditing.case import make_case as make_case
     from gradveil.auditing.case import make_observed_case as make_observed_case
     from gradveil.auditing.case import read_case as read_case
-    from gradveil.auditing.junit import write_junit as write_junit
-    from gradveil.auditing.observed import run_observed as run_observed
     from gradveil.auditing.run import run_case as run_case
+    from gradveil.auditing.run import run_observed as run_observed
+    from gradveil.auditing.run import score_again as score_again
     from gradveil.auditing.scoring import MEANS as MEANS
+    from gradveil.auditing.verdict import write_junit as write_junit
 
 _WHERE = {
-    "again": ("score_again",),
-    "case": ("Case", "Cell", "ObservedCase", "make_case", "make_observed_case", "read_case"),
-    "junit": ("write_junit",),
-    "observed": ("run_observed",),
-    "run": ("run_case",),
+    "case": ("Case", "ObservedCase", "make_case", "make_observed_case", "read_case"),
+    "run": ("run_case", "run_observed", "score_again"),
     "scoring": ("MEANS",),
+    "verdict": ("write_junit",),
 }
 _LATER = tuple(name for names in _WHERE.values() for name in names)
 __all__ = ["Audit", "Cost", "ImageScore", "Row", "Verdict", "read_audit", *_LATER]

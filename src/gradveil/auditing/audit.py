@@ -46,6 +46,7 @@ Flag = Annotated[bool, Strict()]
 _Bounded = Annotated[float, Strict(), Field(ge=0, le=1)]
 Share = Annotated[_Bounded | None, BeforeValidator(finite)]
 Interval = tuple[_Bounded, _Bounded]
+Awareness = Literal["none", "estimates", "informed"]
 Object = dict[str, JsonValue]
 
 
@@ -136,6 +137,10 @@ class Row(Judgement, Ranking):
     attack: str
     prior_of: str | None = None
     """The attack whose search this is, in the row of a search without the update."""
+    needs: tuple[str, ...] | None = None
+    """What the attack needs to know or to be able to do; None in rows of older audits."""
+    awareness: Awareness | None = None
+    """How far the attack takes the defense into account: not at all, as the update shows it, or as it knows it."""
     threat: str = ""
     adversary: str = ""
     """The threat model in words."""

@@ -1,19 +1,21 @@
-"""What is audited: a case as a person writes it, its cells (one attack on one defense), and their digests."""
+"""What is audited: a case as a person writes it, in a YAML file or with options, and the digests of its rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Budget
-from gradveil.auditing.fields import first_complaint, read_fields
 from gradveil.core.errors import GradveilError
+from gradveil.core.reading import read_text
 from gradveil.core.types import Recipe
 from gradveil.data import DATASETS
 from gradveil.defenses import DEFENSES
@@ -21,14 +23,21 @@ from gradveil.threat import threat_model
 
 RESULTS = 4
 """Raised when a change of the code changes results, so that saved rows of older code are not taken for new ones."""
-
+LARGEST_FILE = 2**20
 
 BudgetName = Literal["quick", "standard", "thorough"]
 Device = Literal["cpu", "cuda"]
 
 
+def distinct(kind: str, specs: Sequence[str]) -> tuple[str, ...]:
+    """The specs, none of which may stand twice."""
+    if len(set(specs)) < len(specs):
+        raise GradveilError(f"{kind} {max(specs, key=specs.count)!r} stands twice in the case")
+    return tuple(specs)
+
+
 def _known_attacks(specs: tuple[str, ...]) -> tuple[str, ...]:
-    return _distinct("attack", [ATTACKS.canonical(spec) for spec in specs])
+    return distinct("attack", [ATTACKS.canonical(spec) for spec in specs])
 
 
 Attacks = Annotated[tuple[str, ...], AfterValidator(_known_attacks)]
@@ -77,7 +86,7 @@ class Case(BaseModel):
     def _known_defenses(cls, specs: tuple[str, ...]) -> tuple[str, ...]:
         if not specs:
             raise GradveilError("a case needs at least one defense")
-        return _distinct("defense", [DEFENSES.canonical(spec) for spec in specs])
+        return distinct("defense", [DEFENSES.canonical(spec) for spec in specs])
 
     @field_validator("threat")
     @classmethod
@@ -94,40 +103,16 @@ class Case(BaseModel):
         """The budget, with the case's own number of restarts where it gives one."""
         return _effort(self.budget, self.restarts)
 
-    def cells(self) -> list[Cell]:
-        """One cell per attack and defense, and after them one per attack for the prior alone, where it has one."""
-        crossed = [Cell(self, attack, defense, False) for attack in self.attacks for defense in self.defenses]
-        alone = [
-            Cell(self, attack, self.defenses[0], True)
-            for attack in self.attacks
-            if ATTACKS.build(attack, self.effort()).prior_only() is not None
-        ]
-        return crossed + alone
+    def digest(self, attack: str, defense: str, *, prior_only: bool) -> str:
+        """Of a row: the same for equal plans, and different as soon as anything differs that the row depends on."""
+        plan = self.as_json()
+        del plan["attacks"], plan["defenses"], plan["training"], plan["unfit"]
+        plan |= {"attack": attack, "prior_only": prior_only, "results": RESULTS}
+        plan |= {"defense": "" if prior_only else defense, "effort": asdict(self.effort())}
+        return _digest(plan)
 
     def as_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One attack on one defense, or one attack without the update: what becomes a row."""
-
-    case: Case
-    attack: str
-    defense: str
-    prior_only: bool
-
-    @property
-    def title(self) -> str:
-        return f"{self.attack} without the update" if self.prior_only else f"{self.attack} on {self.defense}"
-
-    def digest(self) -> str:
-        """The same for equal plans, and different as soon as anything differs that the row depends on."""
-        plan = self.case.as_json()
-        del plan["attacks"], plan["defenses"], plan["training"], plan["unfit"]
-        plan |= {"attack": self.attack, "prior_only": self.prior_only, "results": RESULTS}
-        plan |= {"defense": "" if self.prior_only else self.defense, "effort": asdict(self.case.effort())}
-        return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_case(fields: dict[str, Any]) -> Case:
@@ -166,6 +151,17 @@ class ObservedCase(BaseModel):
         """The budget, with the case's own number of restarts where it gives one."""
         return _effort(self.budget, self.restarts)
 
+    def digest(
+        self, attack: str, exchanges: Sequence[str], distractors: str | Sequence[str], *, prior_only: bool
+    ) -> str:
+        """Of a row: the same for equal exchanges and plans, wherever the files lie. Exchanges stand by digest."""
+        plan = {
+            "exchanges": exchanges, "distractors": distractors, "attack": attack, "prior_only": prior_only,
+            "effort": asdict(self.effort()), "gallery": self.gallery, "seed": self.seed, "device": self.device,
+            "results": RESULTS,
+        }  # fmt: skip
+        return _digest(plan)
+
     def as_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
@@ -199,9 +195,8 @@ def _made(kind: type[_Made], fields: dict[str, Any]) -> _Made:
         raise GradveilError(first_complaint(error, "case")) from None
 
 
-def read_case(path: Path) -> dict[str, Any]:
-    """The fields of a YAML case file."""
-    return read_fields(path, "case", "lines such as 'data: cifar10-samples'")
+def _digest(plan: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _effort(budget: str, restarts: int | None) -> Budget:
@@ -209,7 +204,37 @@ def _effort(budget: str, restarts: int | None) -> Budget:
     return named if restarts is None else Budget(restarts, named.iterations)
 
 
-def _distinct(kind: str, specs: list[str]) -> tuple[str, ...]:
-    if len(set(specs)) < len(specs):
-        raise GradveilError(f"{kind} {max(specs, key=specs.count)!r} stands twice in the case")
-    return tuple(specs)
+def read_case(path: Path) -> dict[str, Any]:
+    """The fields of a YAML case file."""
+    return read_fields(path, "case", "lines such as 'data: cifar10-samples'")
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: ten lines of them stand for a text that fills the memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it uses an alias (*name): write the value out")
+        return super().compose_node(parent, index)
+
+
+def read_fields(path: Path, kind: str, needs: str) -> dict[str, Any]:
+    """The fields of a YAML file of this kind, such as a case; ``needs`` says what an empty one lacks."""
+    try:
+        fields = yaml.load(read_text(path, most=LARGEST_FILE), _Loader)
+    except FileNotFoundError:
+        raise GradveilError(f"there is no {kind} file {path}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:  # such as 2024-99-99, a date that is none
+        raise GradveilError(f"{kind} file {path} cannot be read: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise GradveilError(f"{kind} file {path} cannot be read: it is nested without end") from None
+    if not isinstance(fields, dict):
+        raise GradveilError(f"{kind} file {path} holds no fields; it needs {needs}")
+    return {str(key): value for key, value in fields.items()}
+
+
+def first_complaint(error: ValidationError, whole: str) -> str:
+    """The first thing that is wrong, after the name of its field; ``whole`` where it is about no single one."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or whole
+    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}"

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gradveil.attacks import ATTACKS, BUDGETS
-from gradveil.auditing.audit import Meaning, Row
+from gradveil.attacks import ATTACKS, BUDGETS, Attack
+from gradveil.attacks.informed import Informed
+from gradveil.auditing.audit import Awareness, Meaning, Row
+from gradveil.auditing.verdict import needs_of
 from gradveil.threat import Knowledge, threat_model
 
 _FALL = 0.01
@@ -41,31 +43,32 @@ def _did_not_fall(row: Row, _: Sequence[Row]) -> bool:
 
 
 def _weaker_was_better(row: Row, rows: Sequence[Row]) -> bool:
-    """Compares with attacks that think less of the defense; of equals, one that did as well is enough."""
+    """Compares with attacks that are less aware of the defense; of equals, one that did as well is enough."""
     if row.identified is None:
         return False
     place = (row.defense, row.training, row.stage)
     beside = [
-        (other.attack, other.identified)
+        other
         for other in rows
         if not other.is_prior and other.identified is not None and (other.defense, other.training, other.stage) == place
     ]
-    if _thought(row.attack) < max(_thought(attack) for attack, _ in beside):
+    if _level(row) < max(map(_level, beside)):
         return False
-    better = [attack for attack, identified in beside if identified > row.identified]
-    weaker = [attack for attack in better if _thought(attack) < _thought(row.attack)]
-    return len(weaker) == len(better) and any(_needs(attack) <= _needs(row.attack) for attack in weaker)
+    better = [other for other in beside if (other.identified or 0.0) > row.identified]
+    weaker = [other for other in better if _level(other) < _level(row)]
+    return len(weaker) == len(better) and any(needs_of(other) <= needs_of(row) for other in weaker)
 
 
-def _thought(attack: str) -> int:
-    """How much an attack thinks of the defense: 0 not at all, 1 as far as the update shows it, 2 as far as it knows."""
-    name, given = ATTACKS.parse(attack)
-    known = ATTACKS.options(name)
-    return 2 if name == "informed" else int("aware" in known and given.get("aware", known["aware"].default))
+def awareness_of(attack: Attack) -> Awareness:
+    """How far an attack takes the defense into account."""
+    if isinstance(attack, Informed):
+        return "informed"
+    return "estimates" if getattr(attack, "aware", False) else "none"
 
 
-def _needs(attack: str) -> frozenset[Knowledge]:
-    return ATTACKS.build(attack, BUDGETS["quick"]).requires
+def _level(row: Row) -> int:
+    awareness = row.awareness or awareness_of(ATTACKS.build(row.attack, BUDGETS["quick"]))
+    return ("none", "estimates", "informed").index(awareness)
 
 
 def _wrong_labels(row: Row, _: Sequence[Row]) -> bool:

@@ -1,4 +1,4 @@
-"""Running a case: every cell becomes a saved row, and the rows become an audit.
+"""The audit: every cell of a plan is attacked, scored and saved as a row, and the rows become an audit.
 
 Cells of one attack whose clients answered the same broadcast are attacked as one batch of problems.
 """
@@ -7,141 +7,124 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradveil.attacks import ATTACKS, Attack, Reconstruction, save_reconstructions
-from gradveil.auditing.audit import Audit, Files, Row
-from gradveil.auditing.case import Case, Cell, ObservedCase
-from gradveil.auditing.costs import costs
-from gradveil.auditing.exchange import Broadcast, Exchange, Private, broadcast, choose_private, exchange
-from gradveil.auditing.flags import explained, flagged
-from gradveil.auditing.rows import make_row
-from gradveil.auditing.scoring import Judge, ranked
+from gradveil import models
+from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
+from gradveil.attacks.informed import Informed, answers
+from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Judgement, Row, SavedTraining, Trace
+from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
+from gradveil.auditing.flags import awareness_of, explained, flagged
+from gradveil.auditing.saved import saved
+from gradveil.auditing.scoring import Judge, ranked, unscored
+from gradveil.auditing.sources import OWN, AuditPlan, Cell, Private, simulated
 from gradveil.auditing.store import Store
-from gradveil.auditing.suites import SuiteSetting, suite
-from gradveil.auditing.verdict import GRADES, verdicts
-from gradveil.client import cross_entropy
+from gradveil.auditing.verdict import GRADES, costs, verdicts
+from gradveil.client import running_statistics
 from gradveil.core.environment import environment
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, StrategyError
 from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
-from gradveil.core.seeding import derive
 from gradveil.core.tensor_files import read_tensors, write_tensors
-from gradveil.core.types import Domain, Loss
-from gradveil.data import ImageSet, load
-from gradveil.defenses import DEFENSES
 from gradveil.threat import Observation, broadcasts, save_observations, threat_model
+from gradveil.threat.storage import check_options
 
 TOGETHER = {"cpu": 128, "cuda": 1024}
 """At most so many problems in one batch: more gain little there, and an interrupted batch starts again."""
 
 
-class Answered(NamedTuple):
-    """A cell and what the clients of its defense answered."""
-
-    cell: Cell
-    exchange: Exchange
-
-
 def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
-    """Audit a case into a folder and return what ``audit.json`` holds. Rows already saved are not run again."""
-    return run_on(case, load(case.data, progress=progress), folder, resume=resume, progress=progress)
+    """Audit simulated clients into a folder, and return what ``audit.json`` holds. Rows already saved are kept."""
+    return run(simulated(case, progress=progress), folder, resume=resume, progress=progress)
+
+
+def run_observed(case: ObservedCase, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
+    """Audit saved exchanges into a folder, and return what ``audit.json`` holds. Rows already saved are kept."""
+    return run(saved(case, progress=progress), folder, resume=resume, progress=progress)
 
 
 @alone
-def run_on(
-    case: Case,
-    data: ImageSet,
-    folder: Path,
-    *,
-    own: nn.Module | None = None,
-    loss: Loss = cross_entropy,
-    resume: bool = False,
-    progress: Progress = SILENT,
-) -> Audit:
-    """The same on a data set, a module and a loss that are at hand; what the case names then are but titles."""
-    check_device(case.device)
-    _check_threat(case)
-    costs(case.training, case.defenses)
-    sends = cache(lambda reshaped: broadcast(case, reshaped, data, own))
-    case = case if case.attacks else _with_suite(case, sends(None), data.domain)
-    store = Store(folder)
-    store.open(resume=resume, case=case.as_json())
-    case, left_out = _with_fitting(case, sends)
-    private, cells = choose_private(data, case), case.cells()
-    judge = Judge(private, data.domain, progress=progress)
-    saved = {cell.digest(): store.row(cell.digest()) for cell in cells}
-    rows = {digest: done for digest, done in saved.items() if done is not None}
-    if rows:
-        _check_kept(store, case, private, rows.values(), judge)
-    _save_truth(store, private)
+def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
+    """Run a plan, whatever its source, into a folder."""
+    store, cells = Store(folder), plan.cells
+    store.open(resume=resume, case=plan.case.as_json())
+    kept = {cell.digest: store.row(cell.digest) for cell in cells}
+    rows = {digest: row for digest, row in kept.items() if row is not None}
+    judge = _judge(plan, progress)
+    if rows and judge is not None:
+        _check_kept(store, plan, rows.values(), judge)
+    if plan.private is not None:
+        _save_truth(store.truth, plan.private, gallery=_digest_of(plan.private.gallery))
 
-    @cache
-    def observed(defense: str, crafted_by: str | None) -> Exchange:
-        """The exchange of one defense, made when first asked for and saved as the adversary would have it."""
-        attack = None if crafted_by is None else ATTACKS.build(crafted_by, case.effort())
-        made = exchange(case, defense, private, data, sends(DEFENSES.reshaping(defense)), progress, attack, loss)
-        alike: dict[tuple[int, ...], list[Observation]] = {}
-        for one in made.observations:
-            alike.setdefault(broadcasts(one), []).append(one)
-        for number, seen in enumerate(alike.values()):
-            save_observations(store.observation(defense, crafted_by, number), seen)
-        return made
+    def audit() -> Audit:
+        done = [rows[cell.digest] for cell in cells if cell.digest in rows]
+        complete = len(done) == len(cells)
+        return assemble(plan.case, done, complete=complete, left_out=plan.left_out, trainings=plan.trainings)
 
-    with progress.task("audit", len(cells), "rows") as task:
+    written: set[Path] = set()
+    with progress.task("audit", len(cells)) as task:
         task.advance(len(rows))
-        for batch in _together(case, cells):
-            missing = [cell for cell in batch if cell.digest() not in rows]
-            answered = [Answered(cell, observed(cell.defense, _crafted_by(cell))) for cell in missing]
-            for group in _of_one_kind(answered):
-                first = group[0].cell
-                task.note(first.title if len(group) == 1 else f"{first.attack} on {len(group)} defenses")
-                with store.batch([one.cell.digest() for one in group]):
-                    rows |= {done.digest: done for done in _run_together(group, judge, store, progress)}
-                done = [rows[cell.digest()] for cell in cells if cell.digest() in rows]
-                store.save_audit(assemble(case, done, complete=len(done) == len(cells), left_out=left_out))
+        for batch in _batches(cells, plan.case.device):
+            missing = [cell for cell in batch if cell.digest not in rows]
+            for group in _of_one_kind(missing, store, written):
+                first = group[0]
+                task.note(first.title if len(group) == 1 else f"{first.spec}, {len(group)} rows together")
+                with store.batch([cell.digest for cell in group]):
+                    rows |= {row.digest: row for row in _run_together(group, judge, store, progress)}
+                store.save_audit(audit())
                 task.advance(len(group))
-    store.save_audit(assemble(case, [rows[cell.digest()] for cell in cells], complete=True, left_out=left_out))
-    return store.read_audit()
+    done = audit()
+    store.save_audit(done)
+    return done
 
 
-def _crafted_by(cell: Cell) -> str | None:
-    """The attack of a cell if it needs a broadcast of its own making."""
-    return cell.attack if ATTACKS.build(cell.attack, cell.case.effort()).crafts else None
+@alone
+def score_again(folder: Path, *, model: str | None = None, progress: Progress = SILENT) -> Audit:
+    """Score the saved reconstructions of an audit anew, such as after weights for LPIPS have been fetched.
 
-
-def _together(case: Case, cells: Sequence[Cell]) -> list[list[Cell]]:
-    """These cells in batches: one attack, one broadcast, not too many problems."""
-    alike: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in cells:
-        alike.setdefault((cell.attack, cell.prior_only, DEFENSES.reshaping(cell.defense)), []).append(cell)
-    batches = []
-    for same in alike.values():
-        each = ATTACKS.build(same[0].attack, case.effort()).problems_each * case.images // case.batch_size
-        most = max(1, TOGETHER[case.device] // each)
-        batches += [same[i : i + most] for i in range(0, len(same), most)]
-    return batches
-
-
-def _of_one_kind(batch: Sequence[Answered]) -> list[list[Answered]]:
-    """A batch in parts that its attack keeps apart anyway: each is saved when it is done."""
-    parts: dict[Hashable, list[Answered]] = {}
-    for one in batch:
-        parts.setdefault(_attack_of(one.cell).kind_of(one.exchange.observations[0]), []).append(one)
-    return list(parts.values())
-
-
-def _attack_of(cell: Cell) -> Attack:
-    """The attack of a cell, or what is left of it without the update."""
-    attack = ATTACKS.build(cell.attack, cell.case.effort())
-    alone = attack.prior_only() if cell.prior_only else None
-    return attack if alone is None else alone
+    A folder may come from a stranger: a model that it names by import path is built only if the caller names it too.
+    Saved exchanges must still lie where they were.
+    """
+    store = Store(folder)
+    audit = store.read_audit()
+    named = audit.case.get("model")
+    if audit.case.get("data") == OWN:
+        raise GradveilError(
+            f"{folder} is an audit of a model and a batch that only your program holds, and cannot be scored again "
+            "without them: call gradveil.audit(...) there"
+        )
+    if isinstance(named, str) and models.is_import_path(named) and named != model:
+        raise GradveilError(f"this audit runs code of its own, {named}: if you trust it, add --model '{named}'")
+    if "observations" in audit.case:
+        plan = saved(make_observed_case(audit.case), progress=progress)
+        cells: dict[Hashable, Cell] = {cell.digest: cell for cell in plan.cells}
+    else:
+        away = audit.case.get("device") == "cuda" and not torch.cuda.is_available()
+        case = make_case({**audit.case, **({"device": "cpu"} if away else {})})
+        check_options(models.split_front(case.model)[1])  # it may be a stranger's, and ask for all memory there is
+        plan = simulated(case, progress=progress)
+        # Not by digest: an audit may have run on another device, or in an older Gradveil.
+        cells = {(cell.prior_only, cell.spec, cell.defense): cell for cell in plan.cells}
+    judge, rows = _judge(plan, progress), []
+    for old in audit.rows:
+        key = (old.is_prior, old.prior_of or old.attack, old.defense)
+        cell = cells.get(old.digest) or cells.get(key)
+        if cell is None:
+            raise GradveilError(f"the exchanges behind {folder} have changed: audit them anew into another --out")
+        found = load_reconstructions(store.reconstruction(old.digest))
+        row = old.model_copy(update=dict(_judged(cell, found, judge)))
+        store.save_row(row.digest, row)
+        rows.append(row)
+    anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
+    anew = anew.model_copy(update={"case": audit.case, "environment": audit.environment})
+    store.save_audit(anew)
+    return anew
 
 
 def assemble(
@@ -150,6 +133,7 @@ def assemble(
     *,
     complete: bool,
     left_out: Mapping[str, str] | None = None,
+    trainings: tuple[SavedTraining, ...] = (),
 ) -> Audit:
     """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
@@ -159,59 +143,171 @@ def assemble(
         environment=environment(case.device),
         rows=marked,
         verdicts=verdicts(marked, costs(case.training)),
+        trainings=trainings,
         flags=explained(marked),
         grades=GRADES,
         left_out=dict(left_out or {}),
     )
 
 
-def _run_together(group: Sequence[Answered], judge: Judge, store: Store, progress: Progress) -> Iterator[Row]:
-    """Attack the replies of all these cells at once, then score and save cell by cell."""
-    attack, case = _attack_of(group[0].cell), group[0].cell.case
-    seen = [observation for one in group for observation in one.exchange.observations]
-    each = len(seen) // len(group)
-    seeds = [derive(case.seed, "attack", i) for i in range(each)] * len(group)
+def _batches(cells: Sequence[Cell], device: str) -> Iterator[list[Cell]]:
+    """The cells in batches: one attack, one broadcast, not too many problems."""
+    alike: dict[Hashable, list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault((cell.spec, cell.prior_only, cell.broadcast), []).append(cell)
+    for same in alike.values():
+        batch: list[Cell] = []
+        problems = 0
+        for cell in same:
+            more = cell.attack.problems_each * len(cell.seeds)
+            if batch and problems + more > TOGETHER[device]:
+                yield batch
+                batch, problems = [], 0
+            batch.append(cell)
+            problems += more
+        yield batch
+
+
+def _of_one_kind(batch: Sequence[Cell], store: Store, written: set[Path]) -> list[list[Cell]]:
+    """A batch in parts that its attack keeps apart anyway: each is saved when it is done.
+
+    What the adversary sees is saved before anything is attacked, where it was not read from a file and is not
+    ``written`` yet.
+    """
+    parts: dict[Hashable, list[Cell]] = {}
+    for cell in batch:
+        seen = cell.exchange().observations
+        parts.setdefault(cell.search.kind_of(seen[0]), []).append(cell)
+        path = store.observation(cell.defense, cell.crafted_by)
+        if cell.paths or not cell.keep or path in written:
+            continue
+        written.add(path)
+        alike: dict[tuple[int, ...], list[Observation]] = {}
+        for one in seen:
+            alike.setdefault(broadcasts(one), []).append(one)
+        for number, same in enumerate(alike.values()):
+            save_observations(store.observation(cell.defense, cell.crafted_by, number), same)
+    return list(parts.values())
+
+
+def _run_together(group: Sequence[Cell], judge: Judge | None, store: Store, progress: Progress) -> Iterator[Row]:
+    """Attack the exchanges of all these cells at once, then score and save cell by cell."""
+    seen = [one for cell in group for one in cell.exchange().observations]
     started = time.perf_counter()
-    found = attack(seen, seeds=seeds, progress=progress)
-    seconds = (time.perf_counter() - started) / len(group)
-    for i, one in enumerate(group):
-        done = _row(one.cell, one.exchange, found[i * each : (i + 1) * each], seconds, judge, store)
-        store.save_row(one.cell.digest(), done)
-        yield done
+    try:
+        seeds = [seed for cell in group for seed in cell.seeds]
+        found = iter(group[0].search(seen, seeds=seeds, progress=progress))
+    except StrategyError:
+        found = iter([one for cell in group for one in _run_alone(cell, progress)])
+    seconds = (time.perf_counter() - started) / len(seen)
+    for cell in group:
+        mine = [next(found) for _ in cell.seeds]
+        row = _row(cell, mine, seconds * len(mine), judge, store)
+        store.save_row(row.digest, row)
+        yield row
 
 
-def _row(cell: Cell, made: Exchange, found: list[Reconstruction], seconds: float, judge: Judge, store: Store) -> Row:
-    digest, first = cell.digest(), made.observations[0]
-    save_reconstructions(store.reconstruction(digest), found)
-    return make_row(
-        digest=digest,
+def _run_alone(cell: Cell, progress: Progress) -> list[Reconstruction]:
+    """One cell of a batch whose strategy does not fit all of it; where it does not fit this one, by any that does."""
+    seen = cell.exchange().observations
+    try:
+        return cell.search(seen, seeds=cell.seeds, progress=progress)
+    except StrategyError as error:
+        found = _with_any_strategy(cell.search)(seen, seeds=cell.seeds, progress=progress)
+        return [replace(one, strategy=f"{one.strategy} ({error})") for one in found]
+
+
+def _with_any_strategy(attack: Attack) -> Attack:
+    """The same attack, with the strategy left open in it and in the attacks that it is made of."""
+    changed: dict[str, Any] = {}
+    known: tuple[Field[Any], ...] = fields(attack) if is_dataclass(attack) else ()
+    for part in known:
+        value = getattr(attack, part.name)
+        if part.name == "strategy":
+            changed[part.name] = "auto"
+        elif isinstance(value, Attack):
+            changed[part.name] = _with_any_strategy(value)
+    return replace(attack, **changed) if changed else attack  # type: ignore[type-var]
+
+
+def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge | None, store: Store) -> Row:
+    made, private, path = cell.exchange(), cell.private(), store.reconstruction(cell.digest)
+    seen, truth = made.observations[0], store.truth_of(cell.digest) if cell.paths else store.truth
+    save_reconstructions(path, found)
+    if cell.paths and private is not None:
+        _save_truth(truth, private)
+    kept = cell.keep and not cell.paths
+    threat, prior_only = threat_model(seen.threat), cell.prior_only
+    tampering = []
+    if seen.crafted:
+        asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
+        tampering = [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
+    ranking = None if private is None else ranked(found, private.index, seen.candidates)
+    return Row(
+        **dict(_judged(cell, found, judge)),
+        **dict(ranking or {}),
+        **asdict(cell.origin),
+        digest=cell.digest,
         defense=cell.defense,
-        attack=cell.attack,
-        prior_only=cell.prior_only,
-        seen=first,
-        judgement=judge.judge(found, first.module),
-        ranking=ranked(found, judge.private.index, first.candidates),
-        found=found,
+        attack=PRIOR_ONLY if prior_only else cell.spec,
+        prior_of=cell.spec if prior_only else None,
+        needs=tuple(sorted(cell.attack.requires)),
+        awareness=awareness_of(cell.attack),
+        threat=seen.threat,
+        adversary=threat.title,
+        assumptions=(*threat.sentences(), *tampering),
+        objective=sum(one.objective for one in found) / len(found),
         seconds=seconds,
-        log={} if cell.prior_only else made.log.means(),
-        randomized=made.randomized and not cell.prior_only,
+        problem_steps=sum(one.problem_steps for one in found),
+        strategy=found[0].strategy,
+        log={} if prior_only else dict(made.log),
+        randomized=made.randomized and not prior_only,
+        asked=len(seen.earlier) + 1,
+        statistics_given=seen.statistics is not None,
+        # Whether a client of this recipe has running statistics to send beside its update.
+        statistics_sent=seen.recipe is not None and seen.recipe.train_mode and bool(running_statistics(seen.module)),
+        counter_moves=answers(seen) if isinstance(cell.attack, Informed) and not prior_only else None,
+        trace=Trace(steps=found[0].steps, objective=tuple(one.trace for one in found)),
         files=Files(
-            reconstruction=store.relative(store.reconstruction(digest)),
-            observation=store.relative(store.observation(cell.defense, _crafted_by(cell))),
-            truth=store.relative(store.truth),
+            reconstruction=store.relative(path),
+            observation=store.relative(store.observation(cell.defense, cell.crafted_by)) if kept else None,
+            observations=cell.paths,
+            truth=None if private is None else store.relative(truth),
         ),
     )
 
 
-def _check_kept(store: Store, case: Case, private: Private, rows: Iterable[Row], judge: Judge) -> None:
+def _judged(cell: Cell, found: Sequence[Reconstruction], judge: Judge | None) -> Judgement:
+    private = cell.private()
+    if private is None or judge is None:
+        return unscored(found, "there is no truth beside the exchange: only the attack's own objective is known")
+    scores = judge.judge(private, found, cell.module())
+    if not cell.owners:
+        return scores
+    owned = zip(scores.per_image, cell.owners, strict=True)
+    return scores.model_copy(
+        update={"per_image": tuple(image.model_copy(update={"client": client}) for image, client in owned)}
+    )
+
+
+def _judge(plan: AuditPlan, progress: Progress) -> Judge | None:
+    """None where nobody knows any truth."""
+    known = (private for cell in plan.cells if (private := cell.private()) is not None)
+    private = next(known, None)
+    return None if private is None else Judge(private.gallery, plan.domain, progress=progress)
+
+
+def _check_kept(store: Store, plan: AuditPlan, rows: Iterable[Row], judge: Judge) -> None:
     """Refuse to set new rows beside kept ones that are of other images or were scored by another metric."""
-    kept, about = read_tensors(store.truth, "truth") if store.truth.exists() else ({}, {})
-    tensors, line_up = _truth_of(private)
-    same = all(name in kept and torch.equal(kept[name], tensor) for name, tensor in tensors.items())
-    if kept and not (same and about.get("gallery", line_up) == line_up):
-        raise GradveilError(
-            f"{case.data} no longer holds the images that {store.folder} is about: audit it anew into another --out"
-        )
+    if plan.private is not None and store.truth.exists():
+        kept, about = read_tensors(store.truth, "truth")
+        same = all(name in kept and torch.equal(kept[name], t) for name, t in _tensors_of(plan.private).items())
+        line_up = _digest_of(plan.private.gallery)
+        if kept and not (same and about.get("gallery", line_up) == line_up):
+            data = plan.case.as_json()["data"]
+            raise GradveilError(
+                f"{data} no longer holds the images that {store.folder} is about: audit it anew into another --out"
+            )
     if any(row.identified_by not in (None, judge.identifies_by) for row in rows):
         now = judge.identifies_by.upper()
         raise GradveilError(
@@ -220,53 +316,14 @@ def _check_kept(store: Store, case: Case, private: Private, rows: Iterable[Row],
         )
 
 
-def _truth_of(private: Private) -> tuple[dict[str, Tensor], str]:
-    """What a folder keeps of the private images, and a digest of the line-up that they stand in."""
+def _tensors_of(private: Private) -> dict[str, Tensor]:
     tensors = {"inputs": private.batch.inputs, "labels": private.batch.labels, "index": private.index}
-    line_up = hashlib.sha256(private.gallery.contiguous().numpy().tobytes()).hexdigest()
-    return {name: tensor.cpu() for name, tensor in tensors.items()}, line_up
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
-def _save_truth(store: Store, private: Private) -> None:
-    tensors, line_up = _truth_of(private)
-    write_tensors(store.truth, "truth", tensors, {"gallery": line_up})
+def _digest_of(gallery: Tensor) -> str:
+    return hashlib.sha256(gallery.contiguous().numpy().tobytes()).hexdigest()
 
 
-def check_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
-
-
-def _with_suite(case: Case, made: Broadcast, domain: Domain) -> Case:
-    """The case with the attacks of its budget that can run on it."""
-    setting = SuiteSetting(
-        threat=threat_model(case.threat),
-        module=made.module,
-        model=case.model,
-        domain=domain,
-        recipe=case.recipe,
-        batch_size=case.batch_size,
-    )
-    return case.model_copy(update={"attacks": suite(case.budget, setting)})
-
-
-def _with_fitting(case: Case, sends: Callable[[str | None], Broadcast]) -> tuple[Case, dict[str, str]]:
-    """The case with the defenses that can work on its model, and by defense why the others cannot."""
-    reasons = {}
-    for defense in case.defenses:
-        try:
-            DEFENSES.build(defense).check(sends(DEFENSES.reshaping(defense)).module)
-        except GradveilError as error:
-            if case.unfit == "refuse":
-                raise
-            reasons[defense] = str(error)
-    fitting = tuple(defense for defense in case.defenses if defense not in reasons)
-    if not fitting:
-        raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(reasons.values()))}")
-    return case.model_copy(update={"defenses": fitting}), reasons
-
-
-def _check_threat(case: Case) -> None:
-    threat = threat_model(case.threat)
-    for spec in case.attacks:
-        threat.vet(spec, ATTACKS.build(spec, case.effort()).requires)
+def _save_truth(path: Path, private: Private, **about: str) -> None:
+    write_tensors(path, "truth", _tensors_of(private), about)

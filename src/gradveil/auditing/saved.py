@@ -1,29 +1,39 @@
-"""Saved exchanges, read and checked: what a tap left in a training's folder, or any folder of observation files.
+"""Saved exchanges: what a tap left in a training's folder, or any folder of observation files, read and checked.
 
 The truth of ``NAME.safetensors`` is ``NAME.truth.safetensors`` beside it. Nothing here runs code that a file names.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradveil.attacks import ATTACKS
 from gradveil.auditing.audit import SavedTraining
 from gradveil.auditing.case import ObservedCase
+from gradveil.auditing.sources import AuditPlan, Cell, Exchange, Origin, Private, check_device
+from gradveil.auditing.suites import suite_for_saved
+from gradveil.auditing.verdict import costs
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.progress import SILENT, Progress
 from gradveil.core.reading import read_bytes
+from gradveil.core.seeding import derive, generator
 from gradveil.core.tensor_files import MAX_BYTES, read_tensors
 from gradveil.core.types import Batch, Params
+from gradveil.data import ImageSet, load
 from gradveil.federated import read_training
-from gradveil.threat import Observation, load_observations
+from gradveil.models import Fronted
+from gradveil.threat import Observation, load_observations, threat_model
 
 _TAP = re.compile(r"round-(\d{1,15})-client-(\d{1,15})(?:-\d+)?")
 _TRUTH = ".truth.safetensors"
@@ -38,7 +48,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Saved:
+class ExchangeFile:
     """One file of observations."""
 
     path: Path
@@ -51,22 +61,26 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Source:
-    """One folder that was given: its files, and what the ``train.json`` beside them says, if there is one."""
+class ExchangeFolder:
+    """One folder that was given: its files, and the content of the ``train.json`` beside them, if there is one."""
 
     name: str
     folder: Path
-    files: tuple[Saved, ...]
-    said: dict[str, Any]
+    files: tuple[ExchangeFile, ...]
+    training: Mapping[str, Any]
+
+    def _of_case(self, name: str) -> str | None:
+        value = self.training.get("case", {}).get(name)
+        return value if isinstance(value, str) and len(value) <= 500 else None
 
     @property
     def data(self) -> str | None:
-        return _text(self.said.get("case", {}).get("data"))
+        return self._of_case("data")
 
     @property
     def defense(self) -> str:
-        """As the adversary knows it, else as the training says it."""
-        return self.files[0].seen[0].defense or _text(self.said.get("case", {}).get("defense")) or "unknown"
+        """As the adversary knows it, else as the training has it."""
+        return self.files[0].seen[0].defense or self._of_case("defense") or "unknown"
 
     def record(self) -> SavedTraining:
         """What the exchanges have in common, for a reader of the audit."""
@@ -86,32 +100,157 @@ class Source:
 
     def accuracy_before(self, number: int | None) -> float | None:
         """The accuracy of the model that clients were sent in a round, where the round before was evaluated."""
-        rows = [row for row in self.said.get("rows", []) if isinstance(row, dict)]
+        rows = [row for row in self.training.get("rows", []) if isinstance(row, dict)]
         found = {row.get("round"): row.get("accuracy") for row in rows}
         share = None if number is None else found.get(number - 1)
         return share if isinstance(share, float) else None
 
+    def stages(self) -> list[Stage]:
+        """By round, or by file where its name tells none; apart where the truth is missing."""
+        groups: dict[tuple[object, ...], list[ExchangeFile]] = {}
+        for file in self.files:
+            when = file.path if file.round_number is None else file.round_number
+            groups.setdefault((when, file.truth is None), []).append(file)
+        return [Stage(self, tuple(files)) for files in groups.values()]
 
-def read_sources(case: ObservedCase) -> list[Source]:
+
+@dataclass(frozen=True)
+class Stage:
+    """Exchanges that are attacked and scored together: all with their truth, or all without."""
+
+    folder: ExchangeFolder
+    files: tuple[ExchangeFile, ...]
+
+    @property
+    def seen(self) -> list[Observation]:
+        return [one for file in self.files for one in file.seen]
+
+    def origin(self) -> Origin:
+        first = self.files[0]
+        return Origin(
+            training=self.folder.name,
+            stage=first.path.stem if first.round_number is None else f"round {first.round_number}",
+            round=first.round_number,
+            clients=tuple(file.client for file in self.files if file.client is not None),
+            model_accuracy=self.folder.accuracy_before(first.round_number),
+        )
+
+    def module(self) -> nn.Module:
+        """The model as it was broadcast, without the front that a server put before it."""
+        module = copy.deepcopy(self.seen[0].module)
+        module.load_state_dict(self.seen[0].sent, strict=False)
+        return module.model if isinstance(module, Fronted) else module
+
+    def private(self, case: ObservedCase, data: ImageSet | None) -> Private | None:
+        """The private examples in a gallery of others of their kind; None where nobody knows them.
+
+        Others come from ``data``, which the training names or, where nothing says what it was, from the other files.
+        """
+        parts = [file.truth for file in self.files if file.truth is not None]
+        if not parts:
+            return None
+        batch = Batch(torch.cat([p.batch.inputs for p in parts]), torch.cat([p.batch.labels for p in parts]))
+        known, count, rng = batch.inputs, case.gallery + len(batch), generator(case.seed, "gallery")
+        if data is None:
+            every = torch.cat([file.truth.batch.inputs for file in self.folder.files if file.truth is not None])
+            every = torch.unique(every, dim=0)
+            others = every[torch.randperm(len(every), generator=rng)[:count]]
+        elif data.domain.shape != self.seen[0].domain.shape:
+            raise BadFileError(
+                f"{self.folder.folder}: its train.json names {self.folder.data}, which has other pictures"
+            )
+        else:
+            others = data.batch(torch.randperm(len(data), generator=rng)[:count]).inputs
+        distances = torch.cdist(others.flatten(1), known.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
+        others = others[distances.amin(dim=1) > 0]
+        gallery = torch.cat([known, others[: max(0, case.gallery - len(known))]])
+        if len(gallery) < 2:
+            raise GradveilError(
+                f"{self.files[0].path} is alone with its picture: to identify it takes others of its kind, "
+                "from more exchanges or from the data set that a train.json beside taps/ names"
+            )
+        return Private(batch, torch.cat([p.index for p in parts]), gallery)
+
+
+def saved(case: ObservedCase, *, progress: Progress = SILENT) -> AuditPlan:
+    """Replies that a tap or another program saved, by stage. All of one attack go to it together, of any round."""
+    check_device(case.device)
+    folders = read_folders(case)
+    costs(case.training, [folder.defense for folder in folders])  # what is wrong with the trainings is raised now
+    files = [file for folder in folders for file in folder.files]
+    if not case.attacks:
+        specs = suite_for_saved(case.budget, [file.seen[0] for file in files])
+        case = case.model_copy(update={"attacks": specs})
+    attacks = {spec: ATTACKS.build(spec, case.effort()) for spec in case.attacks}
+    for spec, attack in attacks.items():
+        for file in files:
+            threat_model(file.seen[0].threat).vet(spec, attack.requires)
+            if attack.crafts and not file.seen[0].crafted:
+                raise GradveilError(f"attack {spec!r} crafts what is sent, but {file.path} answers an honest broadcast")
+    read = cache(lambda spec: load(spec, progress=progress))
+
+    def private(stage: Stage) -> Private | None:
+        return stage.private(case, None if stage.folder.data is None else read(stage.folder.data))
+
+    def cell(spec: str, stage: Stage, *, prior_only: bool) -> Cell:
+        exchanges = [file.digest for file in stage.files]
+        distractors = stage.folder.data or [file.digest for file in stage.folder.files]
+        sizes = [(file.client, 0 if file.truth is None else len(file.truth.batch)) for file in stage.files]
+        return Cell(
+            spec=spec,
+            attack=attacks[spec],
+            defense=stage.folder.defense,
+            prior_only=prior_only,
+            digest=case.digest(spec, exchanges, distractors, prior_only=prior_only),
+            seeds=[derive(case.seed, "attack", i) for i in range(len(stage.seen))],
+            exchange=lambda: Exchange(stage.seen),
+            private=lambda: private(stage),
+            module=stage.module,
+            paths=tuple(str(file.path) for file in stage.files),
+            owners=tuple(client for client, size in sizes for _ in range(size)),
+            origin=Origin() if prior_only else stage.origin(),
+        )
+
+    stages = [stage for folder in folders for stage in folder.stages()]
+    for stage in stages:
+        private(stage)  # what would make scoring fail after the attack is raised now
+    cells = [cell(spec, stage, prior_only=False) for spec in attacks for stage in stages]
+    pictures: dict[bytes, ExchangeFile] = {}
+    for file in (file for stage in stages for file in stage.files):
+        if file.truth is not None:
+            pictures.setdefault(file.truth.batch.inputs.numpy().tobytes(), file)
+    if pictures:  # chance is measured on every picture once
+        chance = Stage(stages[0].folder, tuple(pictures.values()))
+        searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
+        cells += [cell(spec, chance, prior_only=True) for spec in searching]
+    records = tuple(folder.record() for folder in folders)
+    return AuditPlan(case=case, cells=cells, domain=files[0].seen[0].domain, trainings=records)
+
+
+def read_folders(case: ObservedCase) -> list[ExchangeFolder]:
     """Every folder of the case with its files. Replies to equal broadcasts share them, so that they step together."""
     folders = [Path(folder) for folder in case.observations]
     if len(set(folders)) < len(folders):
         raise GradveilError("a folder of observations stands twice in the case")
     names = [Path(os.path.realpath(folder)).name for folder in folders]  # resolve() raises on a loop of links
     found = [
-        _read_source(folder, name if names.count(name) == 1 else str(folder), case.model)
+        _read_folder(folder, name if names.count(name) == 1 else str(folder), case.model)
         for folder, name in zip(folders, names, strict=True)
     ]
-    everything = [file for source in found for file in source.files]
-    _check_alike(everything)
+    everything = [file for folder in found for file in folder.files]
+    first = everything[0]
+    for file in everything:  # rows are compared with each other and scored against one gallery
+        one, other = first.seen[0].domain, file.seen[0].domain
+        if (one.shape, one.classes) != (other.shape, other.classes):
+            raise GradveilError(f"{file.path} is about other pictures than {first.path}: audit them apart")
     shared = iter(_shared([one.to(case.device) for file in everything for one in file.seen], case.device))
     return [
-        replace(source, files=tuple(replace(f, seen=tuple(next(shared) for _ in f.seen)) for f in source.files))
-        for source in found
+        replace(folder, files=tuple(replace(f, seen=tuple(next(shared) for _ in f.seen)) for f in folder.files))
+        for folder in found
     ]
 
 
-def _read_source(folder: Path, name: str, model: str | None) -> Source:
+def _read_folder(folder: Path, name: str, model: str | None) -> ExchangeFolder:
     if not folder.is_dir():
         raise GradveilError(f"{folder} is no folder: give one in which gradveil train --tap saved exchanges")
     taps = folder / "taps" if (folder / "taps").is_dir() else folder
@@ -119,21 +258,18 @@ def _read_source(folder: Path, name: str, model: str | None) -> Source:
     if not paths:
         raise GradveilError(f"there are no saved exchanges in {taps}: gradveil train --tap CLIENT@ROUND saves some")
     home = taps.parent if taps.name == "taps" else taps
-    said = read_training(home) if (home / "train.json").exists() else {}
-    return Source(name, folder, tuple(_read_file(path, model) for path in paths), said)
-
-
-def _read_file(path: Path, model: str | None) -> Saved:
-    seen, beside = (
-        tuple(load_observations(path, module=model)),
-        path.with_name(path.name.removesuffix(".safetensors") + _TRUTH),
-    )
-    truth = _read_truth(beside, seen) if beside.exists() else None
-    named = _TAP.fullmatch(path.name.removesuffix(".safetensors"))
-    number, client = (int(part) for part in named.groups()) if named else (None, None)
-    content = [read_bytes(part, most=MAX_BYTES) for part in (path, *([beside] if truth else []))]
-    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
-    return Saved(path, digest, number, client, seen, truth)
+    training = read_training(home) if (home / "train.json").exists() else {}
+    files = []
+    for path in paths:
+        seen = tuple(load_observations(path, module=model))
+        beside = path.with_name(path.name.removesuffix(".safetensors") + _TRUTH)
+        truth = _read_truth(beside, seen) if beside.exists() else None
+        named = _TAP.fullmatch(path.name.removesuffix(".safetensors"))
+        number, client = (int(part) for part in named.groups()) if named else (None, None)
+        content = [read_bytes(part, most=MAX_BYTES) for part in (path, *([beside] if truth else []))]
+        digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in content)).hexdigest()
+        files.append(ExchangeFile(path, digest, number, client, seen, truth))
+    return ExchangeFolder(name, folder, tuple(files), training)
 
 
 def _read_truth(path: Path, seen: Sequence[Observation]) -> Truth:
@@ -158,34 +294,21 @@ def _read_truth(path: Path, seen: Sequence[Observation]) -> Truth:
     return Truth(Batch(inputs[order], labels[order]), index[order])
 
 
-def _check_alike(files: Sequence[Saved]) -> None:
-    """Rows are compared with each other and scored against one gallery: pictures must be of one kind."""
-    first = files[0]
-    for file in files:
-        one, other = first.seen[0].domain, file.seen[0].domain
-        if (one.shape, one.classes) != (other.shape, other.classes):
-            raise GradveilError(f"{file.path} is about other pictures than {first.path}: audit them apart")
-
-
 def _shared(seen: Sequence[Observation], device: str) -> list[Observation]:
     """The same with equal architectures and equal broadcasts as one object each."""
     modules: dict[str, nn.Module] = {}
     broadcasts: dict[str, Params] = {}
+
+    def digest(name: str, tensors: Params) -> str:
+        whole = hashlib.sha256(name.encode())
+        for key, tensor in sorted(tensors.items()):
+            whole.update(key.encode() + tensor.detach().cpu().double().numpy().tobytes())
+        return whole.hexdigest()
+
     found = []
     for one in seen:
         named = repr((one.model, one.reshaped, one.domain))
-        module = modules.setdefault(_digest(named, dict(one.module.named_buffers())), one.module.to(device))
-        sent = broadcasts.setdefault(_digest(named, one.sent), one.sent)
+        module = modules.setdefault(digest(named, dict(one.module.named_buffers())), one.module.to(device))
+        sent = broadcasts.setdefault(digest(named, one.sent), one.sent)
         found.append(replace(one, module=module, sent=sent))
     return found
-
-
-def _digest(name: str, tensors: Params) -> str:
-    whole = hashlib.sha256(name.encode())
-    for key, tensor in sorted(tensors.items()):
-        whole.update(key.encode() + tensor.detach().cpu().double().numpy().tobytes())
-    return whole.hexdigest()
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and len(value) <= 500 else None

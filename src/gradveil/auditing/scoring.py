@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradveil.attacks import Reconstruction
 from gradveil.auditing.audit import ImageScore, Judgement, Ranking
-from gradveil.auditing.exchange import Private
+from gradveil.auditing.sources import Private
 from gradveil.core.errors import BadFileError, GradveilError, NotAvailableError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.types import Batch, Domain
@@ -26,16 +26,18 @@ MEANS = (*ImageMetrics.model_fields, "identified")
 
 
 class Judge:
-    """Scores reconstructions of one private set; loads LPIPS once, or remembers why it is not to be had."""
+    """Scores reconstructions; loads LPIPS once, or remembers why it is not to be had.
 
-    def __init__(self, private: Private, domain: Domain, *, progress: Progress = SILENT) -> None:
-        self.private = private
+    ``gallery`` [m, C, H, W] is that of the private examples or, where those of several rows differ, of the first.
+    """
+
+    def __init__(self, gallery: Tensor, domain: Domain, *, progress: Progress = SILENT) -> None:
         self.domain = domain
         self.not_available: dict[str, str] = {}
         self.lpips: LPIPS | None = None
         try:
             self.lpips = LPIPS("vgg", progress=progress)
-            self.lpips.remember(private.gallery)
+            self.lpips.remember(gallery)
         except NotAvailableError as error:
             self.not_available["lpips"] = str(error)
         except BadFileError:  # weights that somebody changed must not change who is identified
@@ -48,15 +50,9 @@ class Judge:
         """The metric that decides who is identified."""
         return "ssim" if self.lpips is None else "lpips"
 
-    def about(self, private: Private) -> Judge:
-        """The same judge for other private examples of the same kind."""
-        other = copy.copy(self)
-        other.private = private
-        return other
-
-    def judge(self, found: Sequence[Reconstruction], module: nn.Module) -> Judgement:
-        """Compare with the truth."""
-        truth, sizes = self.private.batch, [len(one.inputs) for one in found]
+    def judge(self, private: Private, found: Sequence[Reconstruction], module: nn.Module) -> Judgement:
+        """Compare with the truth; the representations of MSE-R are those of ``module``."""
+        truth, sizes = private.batch, [len(one.inputs) for one in found]
         if sum(sizes) != len(truth) or any(one.inputs.shape[1:] != truth.inputs.shape[1:] for one in found):
             raise BadFileError(
                 "the reconstructions are not of the private images: there are others, or of other shapes"
@@ -68,13 +64,13 @@ class Judge:
         scores = score(
             truth,
             guess,
-            gallery=self.private.gallery,
+            gallery=private.gallery,
             truth_index=torch.arange(len(truth)),
             lpips=self.lpips,
             representation=representation(copy.deepcopy(module).cpu(), self.domain),
         )
         right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
-        means, line_up = scores.means(), len(self.private.gallery)
+        means, line_up = scores.means(), len(private.gallery)
         infinite = [name for name in MEANS if not math.isfinite(means.get(name, 0.0))]
         columns = {name: values.tolist() for name, values in scores.per_image.items()}
         source = [one for one in found for _ in one.inputs]
@@ -89,7 +85,7 @@ class Judge:
             not_available=self.not_available | dict.fromkeys(infinite, "it is not finite for this model"),
             per_image=tuple(
                 ImageScore(
-                    index=int(self.private.index[i]),
+                    index=int(private.index[i]),
                     picture=int(order[i]),
                     label=int(truth.labels[i]),
                     label_guess=int(guess.labels[i]),

@@ -1,14 +1,23 @@
 """The verdict on each defense: its worst case, graded, beside chance, in words, with its cost where that was measured.
 
-Nothing here loads torch before it is needed: whoever reads an audit of version 1 has to judge it.
+What defenses cost is read off saved trainings, and verdicts are written as a JUnit file, here as well. Nothing here
+loads torch before it is needed: whoever reads an audit of version 1 has to judge it.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, TypeVar
+from xml.etree import ElementTree
 
-from gradveil.auditing.audit import Cost, Leak, Row, Verdict
+from gradveil.auditing.audit import Audit, Cost, Leak, Row, Verdict
+from gradveil.core.atomic import write_atomically
+from gradveil.core.errors import BadFileError, GradveilError
 
 GRADES = {
     "privacy": {"A": 0.1, "B": 0.25, "C": 0.5, "D": 0.75},
@@ -21,6 +30,10 @@ _GOOD = ("A", "B")
 """Grades of a defense that held; a few images, none of them found, are not above chance either, but earn neither."""
 _SELDOM = 0.025
 """Chance is ruled out where it finds as many in fewer than one of forty audits."""
+_MAY_DIFFER = {"defense", "tap", "threat", "evaluate_every", "checkpoint_every", "side_by_side"}
+"""Settings in which a training may differ from the undefended one and still be compared with it."""
+_NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+"""Characters that no XML file may hold, but the name of a defense in a stranger's file might."""
 _Leak = TypeVar("_Leak", bound=Leak)
 
 
@@ -74,11 +87,17 @@ def without_candidates(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not _chooses(row)]
 
 
-def _chooses(row: Row) -> bool:
+def needs_of(row: Row) -> frozenset[str]:
+    """What the attack of a row needs to know or to be able to do."""
+    if row.needs is not None:
+        return frozenset(row.needs)
     from gradveil.attacks import ATTACKS, BUDGETS
-    from gradveil.threat import Knowledge
 
-    return Knowledge.CANDIDATES in ATTACKS.build(row.attack, BUDGETS["quick"]).requires
+    return frozenset(ATTACKS.build(row.attack, BUDGETS["quick"]).requires)
+
+
+def _chooses(row: Row) -> bool:
+    return "candidates" in needs_of(row)
 
 
 def _leakage(row: Row) -> tuple[float, float]:
@@ -159,3 +178,106 @@ def _sentence(row: Row, alone: Row | None) -> str:
         said += f", and {round(alike * alone.images)} of {alone.images} without the update"
     more = "" if picked == count else f" The pictures it chose pick {picked} of {total} out of {row.gallery}."
     return f"{said}.{more}"
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A finished training."""
+
+    folder: str
+    defense: str
+    settings: dict[str, Any]
+    accuracy: float
+    round_seconds: float
+
+
+def costs(folders: Sequence[str], audited: Sequence[str] | None = None) -> dict[str, Cost]:
+    """By defense, what it costs. Refuses trainings that cannot be compared or are of defenses not ``audited``."""
+    runs = {run.defense: run for run in map(_read_run, folders)}
+    if len(runs) < len(folders):
+        raise GradveilError("two folders of --training are of the same defense: keep one of them")
+    if runs and "none" not in runs:
+        raise GradveilError("--training needs one without a defense to compare with: gradveil train --defense none")
+    for run in runs.values():
+        differing = [key for key, value in run.settings.items() if runs["none"].settings.get(key) != value]
+        if differing:
+            raise GradveilError(
+                f"{run.folder} was trained with other settings than the training without a defense "
+                f"({', '.join(differing)}): train both alike"
+            )
+        if audited is not None and run.defense not in (*audited, "none"):
+            raise GradveilError(f"{run.folder} was trained under {run.defense}: add --defense {run.defense}")
+    return {name: _cost(run, runs["none"]) for name, run in runs.items() if name != "none"}
+
+
+def _read_run(folder: str) -> _Trained:
+    from gradveil.defenses import DEFENSES
+    from gradveil.federated import read_training
+
+    found = read_training(Path(folder))
+    if not found.get("complete"):
+        raise GradveilError(f"the training in {folder} is not finished: gradveil train --out {folder} --resume")
+    try:
+        settings = {key: value for key, value in found["case"].items() if key not in _MAY_DIFFER}
+        run = _Trained(
+            folder=folder,
+            defense=DEFENSES.canonical(str(found["case"]["defense"])),
+            settings=settings,
+            accuracy=float(found["rows"][-1]["accuracy"]),
+            round_seconds=median(float(row["seconds"]) for row in found["rows"]),
+        )
+    except (LookupError, TypeError, ValueError):
+        raise BadFileError(f"{folder}/train.json is not a training that this Gradveil reads") from None
+    if not 0 <= run.accuracy <= 1 or not 0 < run.round_seconds < math.inf:
+        raise BadFileError(f"{folder}/train.json is damaged: no training reaches such accuracy or takes such time")
+    return run
+
+
+def _cost(run: _Trained, plain: _Trained) -> Cost:
+    lost, added = plain.accuracy - run.accuracy, run.round_seconds / plain.round_seconds - 1
+    points, percent = round(100 * lost, 1), round(100 * added)
+    accuracy = f"{abs(points):g} points of accuracy {'lost' if points >= 0 else 'gained'}"
+    time = f"{abs(percent)}% {'more' if percent >= 0 else 'less'} time per round"
+    return Cost(
+        grade=grade(lost, "utility"),
+        accuracy=run.accuracy,
+        accuracy_lost=lost,
+        round_seconds=run.round_seconds,
+        time_added=added,
+        sentence=f"In training, {accuracy} ({run.accuracy:.1%} instead of {plain.accuracy:.1%}) and {time}.",
+    )
+
+
+def write_junit(audit: Audit, path: Path, bound: float | None = None) -> None:
+    """Write one test case per defense, which continuous integration shows beside its other tests.
+
+    It fails above the bound on ``identified`` or, without one, on the worst grade. The text of a test is the verdict's
+    sentence and its flags. What could not be measured is skipped.
+    """
+    found = audit.verdicts
+    failed = [
+        one.identified is not None and (one.grade == WORST if bound is None else one.identified > bound)
+        for one in found
+    ]  # fmt: skip
+    suite = ElementTree.Element(
+        "testsuite",
+        name="gradveil audit",
+        tests=str(len(found)),
+        failures=str(sum(failed)),
+        errors="0",
+        skipped=str(sum(verdict.identified is None for verdict in found)),
+    )
+    for verdict, fails in zip(found, failed, strict=True):
+        rows = [row for row in audit.rows if row.defense == verdict.defense and row.prior_of is None]
+        name, seconds = _NOT_XML.sub("?", verdict.defense), sum(row.seconds or 0.0 for row in rows)
+        test = ElementTree.SubElement(suite, "testcase", classname="gradveil.audit", name=name, time=f"{seconds:.3f}")
+        flags = f" Flags: {', '.join(verdict.flags)}." if verdict.flags else ""
+        text = _NOT_XML.sub("?", f"{verdict.sentence}{flags}")
+        if fails:
+            message = f"grade {verdict.grade}: {verdict.identified:.0%} identified"
+            ElementTree.SubElement(test, "failure", type="leak", message=message).text = text
+        elif verdict.identified is None:
+            ElementTree.SubElement(test, "skipped", message=_NOT_XML.sub("?", verdict.sentence))
+        else:
+            ElementTree.SubElement(test, "system-out").text = _NOT_XML.sub("?", f"Grade {verdict.grade}. ") + text
+    write_atomically(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))

@@ -20,6 +20,10 @@ class UnknownNameError(GradveilError):
     """A name that no registry holds."""
 
 
+class StrategyError(GradveilError):
+    """A strategy that was asked for cannot run this attack on this model."""
+
+
 class NotAvailableError(GradveilError):
     """Something real that cannot be had here and now, such as weights while offline. Carries the reason."""
 

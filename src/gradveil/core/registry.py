@@ -150,6 +150,13 @@ def join_spec(name: str, options: Mapping[str, Any]) -> str:
     return f"{name}:{shown}" if shown else name
 
 
+def describe_object(thing: object) -> str:
+    """An object that no registry built, in the spelling of a spec: its class and its public, plain attributes."""
+    public = {name: value for name, value in vars(thing).items() if not name.startswith("_")}
+    plain = {name: value for name, value in public.items() if isinstance(value, bool | int | float | str | None)}
+    return join_spec(type(thing).__name__, plain)[:200]
+
+
 def _show(value: Any) -> str:
     if value is inspect.Parameter.empty:
         return "(required)"

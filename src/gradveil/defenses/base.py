@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.registry import F, Registry, split_spec
+from gradveil.core.registry import F, Registry, describe_object, split_spec
 from gradveil.core.streams import Stream
 from gradveil.core.trees import all_finite, is_dense
 from gradveil.core.types import Batch, Params
@@ -365,8 +365,32 @@ class DefenseRegistry(Registry[Defense]):
                 said[option] = value
         return self.canonical(f"{name}:{','.join(f'{option}={value}' for option, value in said.items())}")
 
-    def reshaping(self, spec: str) -> str | None:
+    def describe(self, defense: Defense) -> str:
+        """The spec of a defense or, where it has none, the class and its plain options in the same spelling.
+
+        >>> class Halve(Defense): ...
+        >>> DEFENSES.describe(Chain([Halve(), none()]))
+        'Halve+none'
+        """
+        if isinstance(defense, Chain):
+            return "+".join(map(self.describe, defense.links))
+        try:
+            return self.spec(defense)
+        except GradveilError:
+            return describe_object(defense)
+
+    def named_links(self, spec: str, built: Defense | None = None) -> list[tuple[str, Defense | None]]:
+        """The links of a defense by spec, built here unless it is at hand; None in the place of an unknown one."""
+        specs = self.links(spec)
+        if built is None:
+            return [(link, self.build(link) if split_spec(link)[0] in self else None) for link in specs]
+        links = links_of(built)
+        return list(zip(specs if len(specs) == len(links) else map(self.describe, links), links, strict=True))
+
+    def reshaping(self, spec: str, built: Defense | None = None) -> str | None:
         """Those links of a chain that change the architecture: what both sides must know to build the model."""
+        if built is not None:
+            return "+".join(name for name, link in self.named_links(spec, built) if link and link.reshapes) or None
         reshape = [link for link in self.links(spec) if self.reshapes(link)]
         return "+".join(super(DefenseRegistry, self).canonical(link) for link in reshape) or None
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradveil.assets import cache_folder
 from gradveil.core.atomic import open_file, remove_partial, write_json
-from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.errors import BadFileError, GradveilError, StrategyError
 from gradveil.core.reading import read_text
 from gradveil.core.types import Params
 from gradveil.engine.agreement import FEW, agree, same_tensors
@@ -145,7 +145,7 @@ def plan_for(
     else:
         admitted = [way for way in ways if not way.startswith("compiled")]
     if not admitted:
-        raise GradveilError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
+        raise StrategyError(f"strategy {strategy!r} cannot run this attack on this model; there are: {', '.join(ways)}")
     key = _fingerprint(admitted, unknowns, given, precision)
     choice = _kept(key, admitted)
     if choice is None:

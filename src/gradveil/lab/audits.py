@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradveil.attacks import ATTACKS
 from gradveil.auditing import MEANS, Case
 from gradveil.auditing.audit import Audit, Row
 from gradveil.auditing.run import assemble
@@ -36,22 +35,18 @@ def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
     chosen = case.model_copy(update={"attacks": attacks_of(whole), "defenses": defenses})
     everything, own = Store(source), Store(target)
     _link(everything.truth, own.truth)
-    rows = []
-    for cell in chosen.cells():
-        row = everything.row(cell.digest())
-        assert row is not None, "the audit of all is complete"
-        crafted_by = cell.attack if ATTACKS.build(cell.attack, case.effort()).crafts else None
-        if cell.prior_only:  # the first defense of all stands in it, where this case would have its own first
-            observation = own.relative(own.observation(cell.defense, crafted_by))
-            files = row.files.model_copy(update={"observation": observation})
-            row = row.model_copy(update={"defense": cell.defense, "files": files})
-        _link(everything.reconstruction(cell.digest()), own.reconstruction(cell.digest()))
-        number = 0
-        while (path := everything.observation(cell.defense, crafted_by, number)).exists():
-            _link(path, own.observation(cell.defense, crafted_by, number))
-            number += 1
-        own.save_row(cell.digest(), row)
-        rows.append(row)
+    found = {(row.attack, row.defense): row for row in whole.rows if not row.is_prior}
+    rows = [found[attack, defense] for attack in chosen.attacks for defense in defenses]
+    for row in (row for row in whole.rows if row.is_prior):
+        # The first defense of all stands in it, where this case would have its own first.
+        files = row.files.model_copy(update={"observation": found[row.prior_of or "", defenses[0]].files.observation})
+        rows.append(row.model_copy(update={"defense": defenses[0], "files": files}))
+    for row in rows:
+        _link(everything.reconstruction(row.digest), own.reconstruction(row.digest))
+        name = Path(row.files.observation or "")
+        for path in [source / name, *source.glob(f"{name.parent}/{name.stem}-[0-9]*{name.suffix}")]:
+            _link(path, target / path.relative_to(source))
+        own.save_row(row.digest, row)
     audit = assemble(chosen, rows, complete=True, left_out=left_out)
     own.save_audit(audit)
     return audit

@@ -13,7 +13,7 @@ from gradveil.client.local import cross_entropy
 from gradveil.core.trees import moved
 from gradveil.core.types import Batch, Domain, Loss, Params, Recipe
 from gradveil.data import ImageSet
-from gradveil.defenses import DEFENSES
+from gradveil.defenses import DEFENSES, Defense
 from gradveil.models import batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
 
@@ -35,6 +35,7 @@ class Observation:
     labels: Tensor | None = None
     recipe: Recipe | None = None
     defense: str | None = None
+    """Its spec or, where it is a user's own and not registered, what describes it."""
     statistics: Params | None = None
     """Mean and variance of the private batch at every batch norm."""
     reshaped: str | None = None
@@ -47,6 +48,12 @@ class Observation:
     """What clients minimise; as public as the architecture."""
     candidates: ImageSet | None = None
     """A list with the private examples somewhere among others. It is not saved: a file must not choose what is read."""
+    built_defense: Defense | None = None
+    """The known defense itself, where it is at hand: one that is not registered cannot be built from its name."""
+
+    def known_links(self) -> list[tuple[str, Defense | None]]:
+        """Each link of the known defense by its spec; None in the place of one that is a name alone."""
+        return [] if self.defense is None else DEFENSES.named_links(self.defense, self.built_defense)
 
     def to(self, device: torch.device | str) -> Observation:
         """The same observation with its tensors on another device."""
@@ -68,6 +75,7 @@ def observe(
     batch_size: int | None = None,
     recipe: Recipe,
     defense: str,
+    built_defense: Defense | None = None,
     threat: ThreatModel,
     crafted: tuple[str, ...] = (),
     earlier: tuple[Observation, ...] = (),
@@ -92,8 +100,9 @@ def observe(
         labels=batch.labels.clone() if batch is not None and Knowledge.LABELS in knows else None,
         recipe=recipe if Knowledge.RECIPE in knows else None,
         defense=defense if Knowledge.DEFENSE in knows else None,
+        built_defense=built_defense if Knowledge.DEFENSE in knows else None,
         statistics=_statistics(module, sent, batch) if batch is not None and Knowledge.STATISTICS in knows else None,
-        reshaped=DEFENSES.reshaping(defense),
+        reshaped=DEFENSES.reshaping(defense, built_defense),
         crafted=crafted,
         earlier=earlier,
         candidates=candidates if Knowledge.CANDIDATES in knows else None,

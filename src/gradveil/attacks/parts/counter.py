@@ -247,10 +247,11 @@ def against(
     return keep
 
 
-def channels_of(one: Observation, spec: str | None = None) -> list[Channel]:
-    """What the links of the known defense, or of another one, did to the gradient, in their order."""
-    links = [(link, AGAINST.get(split_spec(link)[0])) for link in DEFENSES.links(spec or one.defense or "none")]
-    return [known.channel(DEFENSES.build(link), one) for link, known in links if known is not None]
+def channels_of(one: Observation, otherwise: str = "none") -> list[Channel]:
+    """What the links of the known defense, ``otherwise`` where none is known, did to the gradient, in their order."""
+    links = DEFENSES.named_links(otherwise) if one.defense is None else one.known_links()
+    known = [(link, AGAINST.get(split_spec(spec)[0])) for spec, link in links if link is not None]
+    return [against.channel(link, one) for link, against in known if against is not None]
 
 
 class Averaged:
@@ -266,7 +267,7 @@ class Averaged:
                 "averaging over a defense needs to know it: use a threat model that gives it, such as C"
             )
         draws = [channel.draw for channel in channels_of(one)]
-        if len(DEFENSES.links(one.defense)) != 1 or len(draws) != 1 or draws[0] is None:
+        if len(one.known_links()) != 1 or len(draws) != 1 or draws[0] is None:
             raise GradveilError(
                 f"the draws of defense {one.defense!r} cannot be averaged over: those of noise and censor can"
             )

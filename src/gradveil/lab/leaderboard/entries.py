@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gradveil.auditing import Case, run_case
-from gradveil.auditing.fields import first_complaint
+from gradveil.auditing.case import first_complaint
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import claimed

@@ -29,8 +29,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gradveil.auditing import Case, ObservedCase, make_case, make_observed_case
-from gradveil.auditing.case import RESULTS
-from gradveil.auditing.fields import first_complaint, read_fields
+from gradveil.auditing.case import RESULTS, first_complaint, read_fields
 from gradveil.auditing.run import TOGETHER
 from gradveil.core.errors import GradveilError
 from gradveil.defenses import DEFENSES

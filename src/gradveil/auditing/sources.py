@@ -1,0 +1,406 @@
+"""Where the exchanges of an audit come from: simulated clients, or a program's own model and batch.
+
+The third source is :func:`gradveil.auditing.saved.saved`. Each returns an :class:`AuditPlan`, and nothing that comes
+after it asks which of them it was.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradveil import models
+from gradveil.attacks import ATTACKS, Attack, Crafted, Server
+from gradveil.attacks.active.interrogation import interrogate
+from gradveil.auditing.audit import SavedTraining
+from gradveil.auditing.case import Case, ObservedCase, distinct, make_case
+from gradveil.auditing.suites import SuiteSetting, suite
+from gradveil.auditing.verdict import costs
+from gradveil.client import SimulatedClient, cross_entropy
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import SILENT, Progress
+from gradveil.core.registry import describe_object, split_spec
+from gradveil.core.seeding import derive, generator
+from gradveil.core.streams import Stream
+from gradveil.core.trees import detached
+from gradveil.core.types import Batch, Domain, Loss, Recipe
+from gradveil.data import ImageSet, MemoryImages, load
+from gradveil.defenses import DEFENSES, Defense, Log, PublicData, links_of
+from gradveil.defenses.public import SHIPPED
+from gradveil.threat import Knowledge, Observation, observe, threat_model
+
+OWN = "your batch"
+"""What stands for the data in the case of a program's own audit."""
+PUBLIC = 1000
+"""Examples of the same kind that a server may hold."""
+
+
+@dataclass(frozen=True)
+class Private:
+    """The truth: the private examples, where they stand in the data set, and the gallery they hide in."""
+
+    batch: Batch
+    index: Tensor
+    """[n]: position of each private example in the data set."""
+    gallery: Tensor
+    """[m, C, H, W]: the private pictures first, then distractors of the same kind."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What was seen of every client of a cell, and what their defense logged."""
+
+    observations: Sequence[Observation]
+    log: Mapping[str, float] = field(default_factory=dict)
+    randomized: bool = False
+    """Whether the defense made random draws."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where saved exchanges come from: fields of their row."""
+
+    training: str | None = None
+    stage: str | None = None
+    round: int | None = None
+    clients: tuple[int, ...] = ()
+    model_accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cell:
+    """One attack on one set of exchanges, or the same search without the updates: what becomes a row."""
+
+    spec: str
+    """Of the attack."""
+    attack: Attack
+    defense: str
+    prior_only: bool
+    digest: str
+    broadcast: Hashable = None
+    """Cells of one attack go into one batch if this is equal."""
+    seeds: Sequence[int]
+    """One for each observation, by its place: searches of different cells start alike."""
+    exchange: Callable[[], Exchange]
+    """Made when it is first asked for."""
+    private: Callable[[], Private | None]
+    """None where nobody knows the truth."""
+    module: Callable[[], nn.Module]
+    """The model whose representations MSE-R compares: as an honest server sends it, without a front."""
+    paths: tuple[str, ...] = ()
+    """The files of exchanges that were saved before the audit."""
+    keep: bool = True
+    """Whether the observations can be saved: not if an architecture cannot be built from its name."""
+    owners: tuple[int | None, ...] = ()
+    """The client of each private image."""
+    origin: Origin = Origin()
+
+    @property
+    def search(self) -> Attack:
+        """What is run: the attack, or what is left of it without the update."""
+        alone = self.attack.prior_only() if self.prior_only else None
+        return self.attack if alone is None else alone
+
+    @property
+    def crafted_by(self) -> str | None:
+        """The attack if it needs a broadcast of its own making."""
+        return self.spec if self.attack.crafts else None
+
+    @property
+    def title(self) -> str:
+        where = self.defense if self.origin.stage is None else self.origin.stage
+        return f"{self.spec} without the update" if self.prior_only else f"{self.spec} on {where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditPlan:
+    """What an audit is about to do, whatever its source."""
+
+    case: Case | ObservedCase
+    """With the attacks that were chosen for it."""
+    cells: Sequence[Cell]
+    domain: Domain
+    private: Private | None = None
+    """The truth of all cells, where they share one."""
+    trainings: tuple[SavedTraining, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By defense that cannot work on the model, why."""
+
+
+def simulated(case: Case, data: ImageSet | None = None, *, progress: Progress = SILENT) -> AuditPlan:
+    """Clients with the first examples of a data set, by default the one of the case, or with every k-th."""
+    check_device(case.device)
+    data = load(case.data, progress=progress) if data is None else data
+    return _plan(
+        case,
+        data,
+        {spec: DEFENSES.build(spec) for spec in case.defenses},
+        {spec: ATTACKS.build(spec, case.effort()) for spec in case.attacks},
+        lambda: models.build(case.model, data.domain, seed=case.seed),
+        cross_entropy,
+        progress,
+    )
+
+
+def own(
+    model: nn.Module,
+    batch: Batch | tuple[Tensor, Tensor],
+    *,
+    defenses: Sequence[str | Defense],
+    attacks: Sequence[str | Attack] = (),
+    loss: Loss = cross_entropy,
+    recipe: Recipe | None = None,
+    batch_size: int = 1,
+    gallery: ImageSet | Tensor | None = None,
+    progress: Progress = SILENT,
+    **fields: Any,
+) -> AuditPlan:
+    """Clients with a program's own module and examples; ``fields`` are others of a case, such as its threat."""
+    inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Batch) else batch
+    count = len(inputs)
+    if not count or batch_size < 1 or count % batch_size:
+        raise GradveilError(f"{count} examples cannot be cut into batches of {batch_size}")
+    if not defenses:
+        raise GradveilError("an audit needs at least one defense, such as none")
+    parameter = next(iter(model.parameters()), None)
+    if parameter is None:
+        raise GradveilError("the model has no parameters: there is no update to audit")
+    was = model.training
+    try:
+        with torch.no_grad():
+            classes = int(model.eval()(inputs[:1].to(parameter.device)).shape[1])
+    finally:
+        model.train(was)
+    data = _own_images(inputs.detach().cpu(), labels.detach().cpu(), gallery, classes)
+    fields |= {"images": count, "batch_size": batch_size, "gallery": len(data), "device": parameter.device.type}
+    case = make_case(fields if recipe is None else {**fields, "recipe": recipe})
+    guards = [DEFENSES.build(one) if isinstance(one, str) else one for one in defenses]
+    named = [
+        DEFENSES.canonical(one) if isinstance(one, str) else DEFENSES.describe(guard)
+        for one, guard in zip(defenses, guards, strict=True)
+    ]
+    built = [ATTACKS.build(one, case.effort()) if isinstance(one, str) else one for one in attacks]
+    specs = [ATTACKS.canonical(one) if isinstance(one, str) else describe_attack(one) for one in attacks]
+    names = {
+        "data": OWN,
+        "model": f"{type(model).__module__}:{type(model).__qualname__}",
+        "defenses": distinct("defense", named),
+        "attacks": distinct("attack", specs),
+    }
+    case = case.model_copy(update=names)
+    return _plan(
+        case,
+        data,
+        dict(zip(named, guards, strict=True)),
+        dict(zip(specs, built, strict=True)),
+        lambda: copy.deepcopy(model),
+        loss,
+        progress,
+    )
+
+
+def describe_attack(attack: Attack) -> str:
+    """The spec of an attack without its budget or, where its class is not registered, what describes it."""
+    name = next((name for name in ATTACKS if ATTACKS.get(name) is type(attack)), None)
+    if name is None:
+        return describe_object(attack)
+    known = ATTACKS.options(name)
+    said = {key: getattr(attack, key) for key, option in known.items() if getattr(attack, key) != option.default}
+    return ATTACKS.canonical(f"{name}:{','.join(f'{key}={value}' for key, value in said.items())}")
+
+
+def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | None, classes: int) -> MemoryImages:
+    """The private examples and after them the other pictures, whose labels nobody looks at."""
+    if gallery is None:
+        shape = tuple(inputs.shape[1:])
+        gallery = next((samples for samples in map(load, SHIPPED) if samples.shape == shape), None)
+        if gallery is None:
+            size = " x ".join(map(str, shape))
+            raise GradveilError(f"no shipped sample is {size}: give gallery= other pictures of that shape to hide in")
+    pictures = gallery if isinstance(gallery, Tensor) else gallery.batch(range(len(gallery))).inputs
+    if pictures.shape[1:] != inputs.shape[1:]:
+        raise GradveilError("gallery= holds pictures of another shape than the private ones")
+    pictures = pictures.detach().to(inputs)
+    # A private picture that is in the gallery as well would be its own distractor.
+    same = torch.cdist(pictures.flatten(1), inputs.flatten(1), p=float("inf")) == 0
+    others = pictures[~same.any(1)]
+    return MemoryImages(
+        name=OWN,
+        images=torch.cat([inputs, others]),
+        labels=torch.cat([labels, labels.new_zeros(len(others))]),
+        class_names=tuple(map(str, range(classes))),
+        mean=(0.0,) * inputs.shape[1],
+        std=(1.0,) * inputs.shape[1],
+    )
+
+
+def _plan(
+    case: Case,
+    data: ImageSet,
+    defenses: Mapping[str, Defense],
+    attacks: Mapping[str, Attack],
+    build: Callable[[], nn.Module],
+    loss: Loss,
+    progress: Progress,
+) -> AuditPlan:
+    """Every attack on every defense, and after them each attack's prior alone, where it has one."""
+    threat = threat_model(case.threat)
+    for spec, attack in attacks.items():
+        threat.vet(spec, attack.requires)
+    costs(case.training, case.defenses)  # what is wrong with the trainings is raised now
+    clients = Simulation(case, data, choose_private(data, case), build, loss, progress)
+    if not attacks:
+        setting = SuiteSetting(
+            threat=threat,
+            module=clients.broadcast(None).module,
+            model=case.model,
+            domain=data.domain,
+            recipe=case.recipe,
+            batch_size=case.batch_size,
+        )
+        attacks = {spec: ATTACKS.build(spec, case.effort()) for spec in suite(case.budget, setting)}
+    left_out = {}
+    for name, defense in defenses.items():
+        try:
+            defense.check(clients.broadcast(name, defense).module)
+        except GradveilError as error:
+            if case.unfit == "refuse":
+                raise
+            left_out[name] = str(error)
+    fitting = {name: defense for name, defense in defenses.items() if name not in left_out}
+    if not fitting:
+        raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(left_out.values()))}")
+    case = case.model_copy(update={"attacks": tuple(attacks), "defenses": tuple(fitting)})
+    seeds = [derive(case.seed, "attack", i) for i in range(case.images // case.batch_size)]
+
+    def cell(spec: str, name: str, *, prior_only: bool) -> Cell:
+        attack, defense = attacks[spec], fitting[name]
+        reshaped = DEFENSES.reshaping(name, defense)
+        return Cell(
+            spec=spec,
+            attack=attack,
+            defense=name,
+            prior_only=prior_only,
+            digest=case.digest(spec, name, prior_only=prior_only),
+            broadcast=reshaped,
+            seeds=seeds,
+            exchange=lambda: clients.exchange(name, defense, spec if attack.crafts else None, attack),
+            private=lambda: clients.private,
+            module=lambda: clients.broadcast(name, defense).module,
+            keep=reshaped is None or all(split_spec(link)[0] in DEFENSES for link in DEFENSES.links(reshaped)),
+        )
+
+    crossed = [cell(spec, name, prior_only=False) for spec in attacks for name in fitting]
+    searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
+    alone = [cell(spec, case.defenses[0], prior_only=True) for spec in searching]
+    return AuditPlan(case=case, cells=crossed + alone, domain=data.domain, private=clients.private, left_out=left_out)
+
+
+def choose_private(data: ImageSet, case: Case) -> Private:
+    """The first examples of the data set, or every k-th, and a gallery of others drawn with the case's seed."""
+    if (case.images - 1) * case.every >= len(data):
+        every = f", every {case.every}th" if case.every > 1 else ""
+        raise GradveilError(f"{case.data} has {len(data)} images, too few for {case.images}{every}")
+    index = torch.arange(case.images) * case.every
+    others = torch.randperm(len(data), generator=generator(case.seed, "gallery"))
+    others = others[~torch.isin(others, index)][: max(0, case.gallery - case.images)]
+    if len(others) == 0 and case.images < 2:
+        raise GradveilError(f"{case.data} is too small to hide a private image in; use a larger data set")
+    batch = data.batch(index)
+    return Private(batch, index, torch.cat([batch.inputs, data.batch(others).inputs]))
+
+
+class Simulation:
+    """Clients with private batches of a data set, who answer what a server sends them."""
+
+    def __init__(
+        self,
+        case: Case,
+        data: ImageSet,
+        private: Private,
+        build: Callable[[], nn.Module],
+        loss: Loss,
+        progress: Progress,
+    ) -> None:
+        self.case, self.data, self.private = case, data, private
+        self._build, self._loss, self._progress = build, loss, progress
+        self._broadcasts: dict[str | None, Crafted] = {}
+        self._exchanges: dict[tuple[str, str | None], Exchange] = {}
+
+    def broadcast(self, name: str | None, defense: Defense | None = None) -> Crafted:
+        """What an honest server sends. Defenses that do not reshape the model share it and are attacked together."""
+        links = [link for link in links_of(defense or Defense()) if link.reshapes]
+        key = None if name is None or not links else DEFENSES.reshaping(name, defense)
+        if key not in self._broadcasts:
+            module = self._build()
+            for link in links:
+                module = link.on_model(module)
+            module = module.to(self.case.device)
+            sent = detached(dict(module.named_parameters()))
+            self._broadcasts[key] = Crafted(module, self.case.model, sent, ())
+        return self._broadcasts[key]
+
+    def exchange(self, name: str, defense: Defense, crafted_by: str | None, attack: Attack) -> Exchange:
+        """What is seen of the clients of one defense, who get the honest broadcast or what an attack crafts from it."""
+        if (name, crafted_by) not in self._exchanges:
+            self._exchanges[name, crafted_by] = self._exchange(name, defense, attack if crafted_by else None)
+        return self._exchanges[name, crafted_by]
+
+    def _exchange(self, name: str, defense: Defense, attack: Attack | None) -> Exchange:
+        case, data, threat = self.case, self.data, threat_model(self.case.threat)
+        starts = range(0, case.images, case.batch_size)
+        batches = [self.private.batch.take(slice(i, i + case.batch_size)).to(case.device) for i in starts]
+        log, drew, public = Log(), False, PublicData(self.private.batch.inputs)
+        honest = self.broadcast(name, defense)
+
+        def replies(got: Crafted, numbers: Sequence[int], question: int = 0) -> list[Observation]:
+            """What is seen of the clients of these numbers when they get this broadcast."""
+            nonlocal drew
+            again = [question] if question else []
+            rngs = [Stream.seeded(case.seed, "defense", name, number, *again) for number in numbers]
+            client = SimulatedClient(got.module, recipe=case.recipe, defense=defense, loss=self._loss, public=public)
+            sent_back = client.replies(got.sent, [batches[number] for number in numbers], rngs)
+            drew = drew or any(rng.draws > 0 for rng in rngs)
+            task.advance(len(numbers))
+            seen = []
+            for number, reply in zip(numbers, sent_back, strict=True):
+                log.merge(reply.log)
+                seen.append(
+                    observe(
+                        module=got.module,
+                        model=got.model,
+                        domain=data.domain,
+                        sent=got.sent,
+                        reply=reply.update,
+                        batch=batches[number],
+                        recipe=case.recipe,
+                        defense=name,
+                        built_defense=defense,
+                        threat=threat,
+                        crafted=got.tampered,
+                        candidates=data,
+                        loss=self._loss,
+                    )
+                )
+            return seen
+
+        count = len(batches)
+        with self._progress.task(f"clients with {name}", None if attack else count) as task:
+            if attack is None:
+                seen = replies(honest, range(count))
+            else:
+                known = public.last(data, PUBLIC) if Knowledge.PUBLIC_DATA in threat.knows else None
+                server = Server(honest.module, case.model, honest.sent, data.domain, known)
+                asked = [lambda got, question, i=i: replies(got, [i], question)[0] for i in range(count)]
+                seen = interrogate(attack, server, asked, derive(case.seed, "craft"))
+        return Exchange(seen, log.means(), drew)
+
+
+def check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
