@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from gradveil.attacks.base import Reconstruction
 from gradveil.attacks.engine import Given
 from gradveil.attacks.parts.channel import Channel, Span
-from gradveil.attacks.parts.counter import CounterMove, against
+from gradveil.attacks.parts.counter import CounterMove, against, defense_of
 from gradveil.attacks.parts.labels import prediction_errors
 from gradveil.client.local import cross_entropy
 from gradveil.defenses.dcs2 import DCS2
@@ -48,7 +48,7 @@ class SearchBoth(CounterMove):
 
 def counter_move(defense: DCS2, one: Observation) -> CounterMove | None:
     """Of one example, with fewer concealed pictures than classes."""
-    once = (one.defense or "").count("dcs2") == 1
+    once = sum(isinstance(link, DCS2) for link in defense_of(one)) == 1
     alone = once and one.batch_size == 1 and defense.sensitive in ("all", "first")
     readable = one.loss is cross_entropy and defense.k < one.domain.classes
     return SearchBoth(defense.k, defense.mix) if alone and readable else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,13 +14,12 @@ from torch.utils._pytree import tree_map
 
 from gradveil.attacks.base import Reconstruction
 from gradveil.attacks.engine import Given
-from gradveil.attacks.parts.channel import Channel
+from gradveil.attacks.parts.channel import Adjustment, Channel
 from gradveil.core.errors import GradveilError
-from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each, stack
 from gradveil.core.types import Params
-from gradveil.defenses import DEFENSES
+from gradveil.defenses import DEFENSES, Defense, links_of
 from gradveil.threat.observation import Observation
 
 _TINY = 1e-30
@@ -178,30 +178,30 @@ class CounterMoves(CounterMove):
         return found
 
 
-class BatchedMoves(CounterMove):
+class BatchedMoves(Adjustment):
     """The counter-moves of a batch of problems, all of one kind, each for its own problem."""
 
     def __init__(self, moves: Sequence[CounterMove], seen: Sequence[Observation]) -> None:
-        self.first = moves[0]
+        self.first, self.data_only = moves[0], moves[0].kind() is None
         prepared = [move.prepare(one) for move, one in zip(moves, seen, strict=True)]
         extras = [move.extra(one) for move, one in zip(moves, prepared, strict=True)]
         self.left = [move.kept(one) for move, one in zip(moves, prepared, strict=True)]
         """What the matching gets to see."""
-        named = set().union(*extras)
-        self._extras: dict[int, Given] = {}
+        named, each = set().union(*extras), list[Given]()
         for one, own in zip(self.left, extras, strict=True):
             sure = torch.ones((), device=next(iter(one.reply.values())).device)
             undoubted: Given = {"weights": map_each(torch.ones_like, one.reply), "confidence": sure}
-            self._extras[id(one)] = {key: value for key, value in undoubted.items() if key in named} | own
+            each.append({key: value for key, value in undoubted.items() if key in named} | own)
+        self._extra: Given = tree_map(lambda *tensors: torch.stack(tensors), *each)
 
-    def kind(self) -> Hashable:
-        return self.first.kind()
+    def extra(self, seen: Sequence[Observation]) -> Given:  # noqa: ARG002
+        return self._extra
 
-    def extra(self, one: Observation) -> Given:
-        return self._extras[id(one)]
-
-    def pair(self, update: Params, reply: Params) -> tuple[Params, Params]:
+    def pair(self, update: Params, reply: Params, given: Given) -> tuple[Params, Params]:  # noqa: ARG002
         return self.first.pair(update, reply)
+
+    def of_moments(self, given: Given) -> None:
+        """Weights are of single entries."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +247,22 @@ def against(
     return keep
 
 
-def channels_of(one: Observation, spec: str | None = None) -> list[Channel]:
-    """What the links of the known defense, or of another one, did to the gradient, in their order."""
-    links = [(link, AGAINST.get(split_spec(link)[0])) for link in DEFENSES.links(spec or one.defense or "none")]
-    return [known.channel(DEFENSES.build(link), one) for link, known in links if known is not None]
+@cache
+def _built(link: str) -> Defense:
+    return DEFENSES.build(link)
+
+
+def defense_of(one: Observation) -> list[Defense]:
+    """The links of the defense that the adversary knows, in their order; none where it does not know it."""
+    known: object = one.defense
+    if isinstance(known, Defense):
+        return links_of(known)
+    return [_built(link) for link in DEFENSES.links(one.defense)] if one.defense else []
+
+
+def channels_of(one: Observation) -> list[Channel]:
+    """What the links of the known defense did to the gradient, in their order."""
+    return [AGAINST[link.name].channel(link, one) for link in defense_of(one) if link.name in AGAINST]
 
 
 class Averaged:
@@ -266,7 +278,7 @@ class Averaged:
                 "averaging over a defense needs to know it: use a threat model that gives it, such as C"
             )
         draws = [channel.draw for channel in channels_of(one)]
-        if len(DEFENSES.links(one.defense)) != 1 or len(draws) != 1 or draws[0] is None:
+        if len(defense_of(one)) != 1 or len(draws) != 1 or draws[0] is None:
             raise GradveilError(
                 f"the draws of defense {one.defense!r} cannot be averaged over: those of noise and censor can"
             )
