@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 
 import torch
 
 from gradveil import models
-from gradveil.attacks.identify import Identify, likelihood_for
+from gradveil.attacks.identify import Identify
 from gradveil.attacks.parts.channel import Span
 from gradveil.attacks.parts.likelihood import Angle, InputSpan, Likelihood
 from gradveil.auditing.scoring import ranked
@@ -31,15 +30,17 @@ from gradveil.threat import Observation, observe, threat_model
 DATA, SIZE, SEEDS, EACH = load("cifar10-samples"), 8, 4, 3
 
 
-def span(one: Observation) -> Likelihood:
-    return InputSpan(span=Span(f"{classifier(one.module, one.domain)}.weight", SIZE))
+class BySpan(Identify):
+    def likelihood(self, one: Observation) -> Likelihood:
+        return InputSpan(span=Span(f"{classifier(one.module, one.domain)}.weight", SIZE))
 
 
-def angle(_: Observation) -> Likelihood:
-    return Angle()
+class ByAngle(Identify):
+    def likelihood(self, _: Observation) -> Likelihood:
+        return Angle()
 
 
-WAYS: dict[str, Callable[[Observation], Likelihood]] = {"angle": angle, "span": span, "identify": likelihood_for}
+WAYS: dict[str, Identify] = {"angle": ByAngle(), "span": BySpan(), "identify": Identify()}
 
 
 def replies(model: str, defense: str, seed: int, private: torch.Tensor) -> list[Observation]:
@@ -70,8 +71,7 @@ def main() -> None:
         for i in range(SEEDS):
             private = order[i * SIZE * EACH : (i + 1) * SIZE * EACH]
             seen = replies(options.model, defense, options.seed + i, private)
-            for way, likelihood in WAYS.items():
-                attack = Identify(title=way, likelihood=likelihood, draws=16)
+            for way, attack in WAYS.items():
                 found = attack(seen, seeds=[0] * len(seen))
                 shares[way].append(ranked(found, private, DATA).ranked_first)
         means = {way: round(sum(each) / SEEDS, 3) for way, each in shares.items()}

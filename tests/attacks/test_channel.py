@@ -9,11 +9,10 @@ from torch.utils._pytree import tree_map
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.parts.channel import (
-    as_defended,
+    Estimated,
     clip_bound,
     cut_tensors,
     estimate,
-    estimated,
     noise_level,
     trusts,
 )
@@ -76,11 +75,13 @@ def test_the_true_update_is_treated_as_the_defense_did() -> None:
     bare = observed(batches)
     for defense in ("none", "clip:bound=2", "sparsify:rate=0.8", "soteria:rate=0.5"):
         seen = observed(batches, defense=defense)
-        known = estimated(seen)
+        known = Estimated().extra(seen)
         for i, one in enumerate(seen):
             given = {"reply": one.reply, **tree_map(lambda tensor, i=i: tensor[i], known)}
-            for name, tensor in as_defended(bare[i].reply, given).items():
+            treated, reply = Estimated().pair(bare[i].reply, one.reply, given)
+            for name, tensor in treated.items():
                 torch.testing.assert_close(tensor, one.reply[name], msg=f"{defense} {name}")
+                assert torch.equal(reply[name], one.reply[name])
 
 
 @pytest.mark.integration

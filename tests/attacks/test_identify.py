@@ -250,6 +250,13 @@ def test_a_path_is_walked_as_the_client_did() -> None:
         torch.testing.assert_close(mean[name], tensor, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("defense", ["noise:sigma=0.05", "clip:bound=0.5,per=global"])
+def test_norms_after_several_steps_are_those_of_their_sum(defense: str) -> None:
+    """A bound and noise are on one gradient. What was sent is the learning rate times the sum of three."""
+    seen = observed(private_batches(5), defense=defense, threat="D", recipe=Recipe(sends="delta", epochs=3, lr=0.1))
+    assert firsts(attacked("fingerprint", seen)) == 5
+
+
 @pytest.mark.integration
 def test_a_long_path_is_looked_at_in_some_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "POINTS", 3)

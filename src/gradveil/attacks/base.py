@@ -70,12 +70,10 @@ class Reconstruction:
     """[m]: how badly each of those candidates explains the update, in the order of the data set; lower is better."""
 
     @classmethod
-    def closed_form(
-        cls, inputs: Tensor, labels: Tensor, objective: float, *, stopped: str = "converged", **more: Any
-    ) -> Self:
-        """What was computed without a search: one value of the objective, no steps. ``more`` are other fields."""
-        facts = {"strategy": "closed form"} | more
-        return cls(inputs.cpu(), labels.cpu(), objective, (objective,), (0,), (objective,), stopped, **facts)
+    def closed_form(cls, inputs: Tensor, labels: Tensor, objective: float, *, stopped: str = "converged") -> Self:
+        """What was computed without a search: one value of the objective, no steps."""
+        values = (objective,)
+        return cls(inputs.cpu(), labels.cpu(), objective, values, (0,), values, stopped, strategy="closed form")
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gradveil.attacks.base import ATTACKS, Attack, Budget, Reconstruction
+from gradveil.attacks.base import ATTACKS, Attack, Reconstruction
 from gradveil.attacks.parts.candidate_updates import Updates, group_size, groups, updates_for
 from gradveil.attacks.parts.channel import Channel, Span
 from gradveil.attacks.parts.counter import channels_of
@@ -47,21 +46,6 @@ OFF_PATH = 0.1
 """How far, as a share, a mean gradient may be off that was taken along a path that is not known exactly."""
 
 
-def likelihood_for(one: Observation) -> Likelihood:
-    """The best way to rank under what is known.
-
-    A likelihood needs that one gradient of one example was sent; of several examples, candidates explain it together.
-    Several steps leave directions, and what is not known the angle.
-    """
-    if one.defense is None:
-        return Angle()
-    if one.kind == "gradient" and (one.batch_size or 1) > 1:
-        return _of_several(one, MixtureFit(examples=one.batch_size or 1))
-    channels = channels_of(one)
-    followed = one.kind == "gradient" and _can_be_followed(channels)
-    return _through(channels, Distance() if followed else Directions())
-
-
 def _of_several(one: Observation, mixture: MixtureFit) -> Likelihood:
     """Where inputs were changed by chance and not all changes are tried, a mixture lacks some who took part.
 
@@ -72,12 +56,6 @@ def _of_several(one: Observation, mixture: MixtureFit) -> Likelihood:
     if mixture.examples >= one.domain.classes:
         return Angle()
     return InputSpan(span=Span(f"{classifier(one.module, one.domain)}.weight", mixture.examples))
-
-
-def fingerprint_for(one: Observation, by: By) -> Likelihood:
-    """The marks of CENSOR with the options that are known, or else its own defaults."""
-    channels = channels_of(one, otherwise="censor")
-    return _through([channel for channel in channels if channel.span is None], OrthogonalLikelihood(by=by))
 
 
 def _through(channels: Sequence[Channel], likelihood: Likelihood) -> Likelihood:
@@ -104,19 +82,25 @@ def drawing_inputs(one: Observation) -> Defense | None:
     return Chain(changing) if len(changing) > 1 else changing[0] if changing else None
 
 
+@ATTACKS.register("identify")
 @dataclass(frozen=True, kw_only=True)
 class Identify(Attack):
-    """Rank every candidate by how well its own update explains what was seen, and return the best."""
+    """Identification: the candidate whose own update explains what was seen best, by what the known defense leaves."""
 
-    title: str
-    likelihood: Callable[[Observation], Likelihood]
     candidates: str | None = None
     """The spec of a data set to choose from, where it is not the one that the threat model grants."""
-    draws: int = 0
-    """How often a candidate is looked at where the defense is known to change inputs by chance; 0: take no notice."""
-    along: bool = False
-    """Explain updates of several steps of several examples along the path that they took."""
+    informed: bool = True
+    draws: int = 16
+    """How often a candidate is looked at where the defense is known to change inputs by chance."""
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise GradveilError(f"attack identify: draws is at least 1, not {self.draws}")
+
+    @property
+    def title(self) -> str:
+        return "identification"
 
     def kind_of(self, one: Observation) -> Hashable:
         return one.defense
@@ -124,11 +108,25 @@ class Identify(Attack):
     def prior_only(self) -> Attack | None:
         return RandomChoice(candidates=self.candidates)
 
+    def likelihood(self, one: Observation) -> Likelihood:
+        """The best way to rank under what is known.
+
+        A likelihood needs that one gradient of one example was sent; of several examples, candidates explain it
+        together. Several steps leave directions, and what is not known the angle.
+        """
+        if not self.informed or one.defense is None:
+            return Angle()
+        if one.kind == "gradient" and (one.batch_size or 1) > 1:
+            return _of_several(one, MixtureFit(examples=one.batch_size or 1))
+        channels = channels_of(one)
+        followed = one.kind == "gradient" and _can_be_followed(channels)
+        return _through(channels, Distance() if followed else Directions())
+
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
         seen = [explained(one, "averaged" if one.recipe is None else "simulated") for one in seen]
         one, known = seen[0], candidates_of(seen[0], self.candidates)
         known_run = one.recipe is not None and one.defense is not None
-        if self.along and known_run and one.kind == "delta" and (one.batch_size or 1) > 1:
+        if self.informed and known_run and one.kind == "delta" and (one.batch_size or 1) > 1:
             scores = torch.stack([self.scores_along(straight(one), known, progress) for one in seen])
         else:
             scores = self.scores(seen, known, progress, updates_for(one), self.likelihood(one))
@@ -167,7 +165,7 @@ class Identify(Attack):
     ) -> Tensor:
         """[N, candidates]: what the likelihood says of each by itself; entries [n, candidates] where it needs all."""
         one, score = seen[0], likelihood.against([other.reply for other in seen])
-        changing = drawing_inputs(one) if self.draws else None
+        changing = drawing_inputs(one) if self.informed else None
         device = next(iter(one.sent.values())).device
         found = []
         with progress.task(self.title, len(known), "candidates") as task, torch.no_grad(), without_tf32():
@@ -212,44 +210,25 @@ def candidates_of(one: Observation, spec: str | None) -> ImageSet:
 
 def _chosen(known: ImageSet, best: Tensor, scores: Tensor, strategy: str) -> Reconstruction:
     """The best candidates as a reconstruction, with the scores of all."""
-    batch, objective = known.batch(best), float(scores[best[0]])
-    return Reconstruction(
-        inputs=batch.inputs,
-        labels=batch.labels,
-        objective=objective,
-        objectives=(objective,),
-        steps=(0,),
-        trace=(objective,),
-        stopped="converged",
-        problem_steps=len(known),
-        strategy=strategy,
-        candidates=known.name,
-        scores=scores,
-    )
-
-
-@ATTACKS.register("identify")
-def identify(
-    budget: Budget,  # noqa: ARG001
-    *,
-    candidates: str | None = None,
-    informed: bool = True,
-    draws: int = 16,
-) -> Attack:
-    """Identification: the candidate whose own update explains what was seen best, by what the known defense leaves."""
-    if draws < 1:
-        raise GradveilError(f"attack identify: draws is at least 1, not {draws}")
-    return Identify(
-        title="identification",
-        likelihood=likelihood_for if informed else lambda _: Angle(),
-        candidates=candidates,
-        draws=draws if informed else 0,
-        along=informed,
-    )
+    batch = known.batch(best)
+    found = Reconstruction.closed_form(batch.inputs, batch.labels, float(scores[best[0]]))
+    return replace(found, problem_steps=len(known), strategy=strategy, candidates=known.name, scores=scores)
 
 
 @ATTACKS.register("fingerprint")
-def fingerprint(budget: Budget, *, by: By = "norms", candidates: str | None = None) -> Attack:  # noqa: ARG001
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint(Identify):
     """CENSOR's fingerprint: the candidate whose gradient has the update's norms, or stands at right angles to it."""
-    likelihood = partial(fingerprint_for, by=by)
-    return Identify(title=f"fingerprint by {by}", likelihood=likelihood, candidates=candidates)
+
+    by: By = "norms"
+    informed: ClassVar[bool] = False  # type: ignore[misc]
+    draws: ClassVar[int] = 1  # type: ignore[misc]
+
+    @property
+    def title(self) -> str:
+        return f"fingerprint by {self.by}"
+
+    def likelihood(self, one: Observation) -> Likelihood:
+        """The marks of CENSOR with the options that are known, or else its own defaults."""
+        channels = channels_of(one if one.defense else replace(one, defense="censor"))
+        return _through([channel for channel in channels if channel.span is None], OrthogonalLikelihood(by=self.by))

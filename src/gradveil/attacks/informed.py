@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.base import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.counter import AGAINST, BatchedMoves, CounterMove, CounterMoves
-from gradveil.attacks.parts.matching import Matching
-from gradveil.attacks.parts.updates import Explanation
 from gradveil.attacks.pixels import InvertingGradients
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.registry import split_spec
-from gradveil.engine import Precision, Strategy
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -38,21 +36,29 @@ def _moves(one: Observation) -> list[tuple[str, CounterMove | None]]:
     return found
 
 
+@ATTACKS.register("informed")
 @dataclass(frozen=True, kw_only=True)
-class Informed(Attack):
-    """A matching attack, changed by the counter-move that fits; where none does, it estimates from the update alone."""
+class Informed(InvertingGradients):
+    """IG by an adversary who answers the defense it knows with the counter-move that fits, else `ig` with `aware`."""
 
-    matching: InvertingGradients
     replies: int = 1
     """How often each client is asked for the same data; more than once takes the power to."""
+    aware: ClassVar[bool] = True  # type: ignore[misc]
+    draws: ClassVar[int] = 0  # type: ignore[misc]
+    title = "informed"
+
+    def __post_init__(self) -> None:
+        if self.replies < 1:
+            raise GradveilError(f"attack informed: replies is at least 1, not {self.replies}")
+        super().__post_init__()
 
     @property
     def requires(self) -> frozenset[Knowledge]:  # type: ignore[override]
-        return self.matching.requires | ({Knowledge.ASK_AGAIN} if self.replies > 1 else set())
+        return InvertingGradients.requires | ({Knowledge.ASK_AGAIN} if self.replies > 1 else set())
 
     @property
-    def problems_each(self) -> int:
-        return self.matching.problems_each
+    def across_broadcasts(self) -> bool:
+        return self.without_update
 
     @property
     def crafts(self) -> bool:
@@ -62,53 +68,23 @@ class Informed(Attack):
         """The honest model, again and again: only the questions are dishonest."""
         return Crafted(server.module, server.model, server.sent, ()) if len(history) < self.replies else None
 
+    def prior_only(self) -> Attack | None:
+        return replace(self, without_update=True, replies=1)
+
     def kind_of(self, one: Observation) -> Hashable:
         """Problems go together as far as their counter-moves allow, whatever the defenses are."""
         counter = self._counter(one)
-        return self._estimating().kind_of(one) if counter is None else counter.kind()
-
-    def _estimating(self) -> Matching:
-        return replace(self.matching, aware=True)
+        return super().kind_of(one) if counter is None else counter.kind()
 
     def _counter(self, one: Observation) -> CounterMove | None:
-        simulated = self.matching.match == "simulated"
-        return counter_for(one) if simulated or one.kind == "gradient" else None
-
-    def prior_only(self) -> Attack | None:
-        return self.matching.prior_only()
+        known = self.match == "simulated" or one.kind == "gradient"
+        return counter_for(one) if known and not self.without_update else None
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
         counters = [counter for counter in map(self._counter, seen) if counter is not None]
         if not counters:
-            return self._estimating().run(seen, seeds=seeds, progress=progress)
-        each = BatchedMoves(counters, seen)
-        found = replace(self.matching, counter=each).run(each.left, seeds=seeds, progress=progress)
+            return super().run(seen, seeds=seeds, progress=progress)
+        moves = BatchedMoves(counters, seen)
+        adjusted = replace(self, adjustment=moves)
+        found = super(Informed, adjusted).run(moves.left, seeds=seeds, progress=progress)
         return [counter.finish(one, own) for counter, one, own in zip(counters, found, seen, strict=True)]
-
-
-class _Matching(InvertingGradients):
-    title = "informed"
-
-
-@ATTACKS.register("informed")
-def informed(
-    budget: Budget,
-    *,
-    iterations: int | None = None,
-    restarts: int | None = None,
-    lr: float = 0.1,
-    tv: float = 1e-3,
-    signed: bool = True,
-    replies: int = 1,
-    match: Explanation = "simulated",
-    strategy: Strategy = "auto",
-    precision: Precision = "float32",
-) -> Attack:
-    """IG by an adversary who answers the defense it knows with the counter-move that fits, else `ig` with `aware`."""
-    if replies < 1:
-        raise GradveilError(f"attack informed: replies is at least 1, not {replies}")
-    matching = _Matching(
-        budget, iterations=iterations, restarts=restarts, lr=lr, tv=tv, signed=signed, match=match, strategy=strategy,
-        precision=precision,
-    )  # fmt: skip
-    return Informed(matching=matching, replies=replies)

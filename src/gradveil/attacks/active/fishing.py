@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.analytic import on_gray
-from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.base import ATTACKS, BUDGETS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
@@ -168,16 +168,35 @@ class ClientReplies:
         return self.replies[1], mean
 
 
-@dataclass(frozen=True, kw_only=True)
+@ATTACKS.register("fishing")
+@dataclass(frozen=True)
 class Fishing(Attack):
-    """Questions until one example's gradient stands alone, then any attack that inverts it."""
+    """Fishing (Wen et al. 2022): crafted classifiers until one example's gradient stands alone, which is then inverted.
 
-    then: Attack
-    target: int | None
-    strategy: Strategy
-    queries: int
-    boost: float
+    ``then`` is the attack that inverts it, its options parted by semicolons, as in ``then=ig:tv=0.01;restarts=4``.
+    """
+
+    budget: Budget = BUDGETS["standard"]
+    _: KW_ONLY
+    target: int | None = None
+    strategy: Strategy = "auto"
+    queries: int = 10
+    boost: float = 1000.0
+    then: str = "ig"
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE, Knowledge.CRAFT, Knowledge.ASK_AGAIN})
+
+    def __post_init__(self) -> None:
+        if self.queries < 4 or not self.boost > 0 or (self.target is not None and self.target < 0):
+            raise GradveilError("attack fishing: queries is at least 4, boost above 0 and target a class from 0")
+        if self.inverting.crafts:
+            raise GradveilError(
+                f"attack fishing: then={self.then} asks questions of its own: name an attack that only inverts"
+            )
+
+    @cached_property
+    def inverting(self) -> Attack:
+        """The attack on what one example replied alone."""
+        return ATTACKS.build(self.then.replace(";", ","), self.budget)
 
     def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:  # noqa: ARG002
         weight, bias = _classifier(server)
@@ -218,7 +237,7 @@ class Fishing(Attack):
         return abs(gate.above - 1) < _ONE and self.boost * (gate.level - gate.cut) > _CLEAR
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
-        found = self.then([self.isolated(one) for one in seen], seeds=seeds, progress=progress)
+        found = self.inverting([self.isolated(one) for one in seen], seeds=seeds, progress=progress)
         return [self._placed(image, one) for image, one in zip(found, seen, strict=True)]
 
     def isolated(self, seen: Observation) -> Observation:
@@ -230,16 +249,8 @@ class Fishing(Attack):
         asked, gradient = replies.of_class() if best is None else replies.above(replies.gates[best])
         label = torch.tensor([replies.target], device=next(iter(gradient.values())).device)
         recipe = None if asked.recipe is None else Recipe(lr=asked.recipe.lr, train_mode=asked.recipe.train_mode)
-        return replace(
-            asked,
-            reply=gradient,
-            kind="gradient",
-            recipe=recipe,
-            batch_size=1,
-            labels=label,
-            statistics=None,
-            earlier=(),
-        )
+        alone = replace(asked, batch_size=1, labels=label, statistics=None, earlier=())
+        return replace(alone, reply=gradient, kind="gradient", recipe=recipe)
 
     def _replies(self, seen: Observation) -> ClientReplies:
         if not seen.earlier:
@@ -261,7 +272,7 @@ class Fishing(Attack):
         return replace(amid_gray(found, labels, replies.target), strategy=questions)
 
     def prior_only(self) -> Attack | None:
-        alone = self.then.prior_only()
+        alone = self.inverting.prior_only()
         return None if alone is None else Unaided(alone)
 
 
@@ -318,25 +329,3 @@ def _with_one_row(server: Server, target: int, row: Tensor, bias: float) -> Craf
     changed = {name: torch.zeros_like(server.sent[name]) for name in names}
     changed[names[0]][target], changed[names[1]][target] = row, bias
     return Crafted(module=server.module, model=server.model, sent={**server.sent, **changed}, tampered=names)
-
-
-@ATTACKS.register("fishing")
-def fishing(
-    budget: Budget,
-    *,
-    target: int | None = None,
-    strategy: Strategy = "auto",
-    queries: int = 10,
-    boost: float = 1000.0,
-    then: str = "ig",
-) -> Attack:
-    """Fishing (Wen et al. 2022): crafted classifiers until one example's gradient stands alone, which is then inverted.
-
-    ``then`` is the attack that inverts it, its options parted by semicolons, as in ``then=ig:tv=0.01;restarts=4``.
-    """
-    if queries < 4 or not boost > 0 or (target is not None and target < 0):
-        raise GradveilError("attack fishing: queries is at least 4, boost above 0 and target a class from 0")
-    inverting = ATTACKS.build(then.replace(";", ","), budget)
-    if inverting.crafts:
-        raise GradveilError(f"attack fishing: then={then} asks questions of its own: name an attack that only inverts")
-    return Fishing(then=inverting, target=target, strategy=strategy, queries=queries, boost=boost)

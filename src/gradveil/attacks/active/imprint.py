@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.analytic import GRAY, entered, on_gray
-from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.base import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
@@ -43,16 +43,24 @@ _TINY = 1e-6
 """Public images may all give the same answer."""
 
 
-@dataclass(frozen=True)
+@ATTACKS.register("imprint")
+@dataclass(frozen=True, kw_only=True)
 class Imprinting(Attack):
-    """Broadcasts the model behind a crafted imprint front, and reads inputs off the reply's rows."""
+    """Imprint (Fowl et al. 2022): a crafted layer before the model sorts inputs into bins that are read off."""
 
-    bins: int
-    query: Query
-    quantiles: Quantiles
-    variant: Literal["fedsgd", "sparse"]
-    gain: float
-    contrast: float
+    bins: int = 128
+    query: Query = "random"
+    quantiles: Quantiles = "normal"
+    variant: Literal["fedsgd", "sparse"] = "sparse"
+    gain: float = 1e-6
+    contrast: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.bins < 3:
+            raise GradveilError(f"attack imprint: bins is at least 3, not {self.bins}")
+        for option in ("gain", "contrast"):
+            if not 0 < (value := getattr(self, option)) < float("inf"):
+                raise GradveilError(f"attack imprint: {option} is above 0, not {value}")
 
     @property
     def requires(self) -> frozenset[Knowledge]:  # type: ignore[override]
@@ -100,11 +108,19 @@ class Imprinting(Attack):
         }
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
-        front, size = _front(seen[0]), seen[0].batch_size or 1
+        module, size = seen[0].module, seen[0].batch_size or 1
+        front = module.front if isinstance(module, Fronted) else None
+        if not isinstance(front, Imprint) or WEIGHT not in seen[0].crafted:
+            raise GradveilError(
+                "attack 'imprint' reads replies to a broadcast that it crafted itself: run it in an audit"
+            )
         weight, bias = (torch.stack([one.reply[name] for one in seen]) for name in (WEIGHT, BIAS))
         smallest = _ROUNDING * torch.finfo(bias.dtype).eps * bias.abs().amax(dim=1, keepdim=True)
         if front.ceiling is None:
-            weight, bias = _between_thresholds(weight), _between_thresholds(bias)
+            # each row less the next one, which has the same inputs but for those in between
+            weight, bias = (
+                rows - torch.cat([rows[:, 1:], torch.zeros_like(rows[:, :1])], 1) for rows in (weight, bias)
+            )
         # Inputs are positive, so the mean over a row is as good a sign of one as its bias, with less noise in it.
         found = (bias.abs() > smallest) * weight.mean(dim=2).abs()
         strongest = found.topk(min(size, found.shape[1]), dim=1)
@@ -113,34 +129,10 @@ class Imprinting(Attack):
         pictures = entered(picked, bias.gather(1, rows)).nan_to_num()
         pictures = pictures * _scale(pictures, rows, seen[0].sent, front.ceiling)
         pictures = pictures.where(strongest.values[:, :, None] > 0, GRAY).clamp(0, 1)
-        inputs = [on_gray(found, size).view(size, *seen[0].domain.shape).cpu() for found in pictures]
+        inputs = [on_gray(found, size).view(size, *seen[0].domain.shape) for found in pictures]
         missing = 1 - (strongest.values > 0).sum(dim=1) / size
         labels = infer_labels(seen, size)
-        return [
-            Reconstruction(
-                inputs=inputs[i],
-                labels=labels[i].cpu(),
-                objective=float(missing[i]),
-                objectives=(float(missing[i]),),
-                steps=(0,),
-                trace=(float(missing[i]),),
-                stopped="converged",
-                strategy="closed form",
-            )
-            for i in range(len(seen))
-        ]
-
-
-def _front(one: Observation) -> Imprint:
-    """The front that was sent; refuses replies to other broadcasts."""
-    if not isinstance(one.module, Fronted) or not isinstance(one.module.front, Imprint) or WEIGHT not in one.crafted:
-        raise GradveilError("attack 'imprint' reads replies to a broadcast that it crafted itself: run it in an audit")
-    return one.module.front
-
-
-def _between_thresholds(rows: Tensor) -> Tensor:
-    """Each row [n, bins, ...] less the next one, which has the same inputs but for those in between."""
-    return rows - torch.cat([rows[:, 1:], torch.zeros_like(rows[:, :1])], dim=1)
+        return [Reconstruction.closed_form(inputs[i], labels[i], float(missing[i])) for i in range(len(seen))]
 
 
 def _scale(pictures: Tensor, rows: Tensor, sent: Params, ceiling: float | None) -> Tensor:
@@ -192,7 +184,8 @@ def edges(asked: Tensor, bins: int, quantiles: Quantiles, domain: Domain, public
         inner = _blurred_quantiles((public.cpu() * asked).double().sum(dim=(1, 2, 3)), shares)
     else:
         center, spread = _assumed(asked.double(), domain)
-        inner = center + spread * (torch.special.ndtri(shares) if quantiles == "normal" else _laplace(shares))
+        laplace = (shares - 0.5).sign() * -torch.log1p(-2 * (shares - 0.5).abs()) / math.sqrt(2)  # of variance 1
+        inner = center + spread * (torch.special.ndtri(shares) if quantiles == "normal" else laplace)
     least, greatest = asked.clamp(max=0).sum().double(), asked.clamp(min=0).sum().double()
     margin = (greatest - least) / bins  # bins beyond what an input can answer stay empty, but have a width
     first, last = torch.minimum(least, inner[0] - margin), torch.maximum(greatest, inner[-1] + margin)
@@ -219,28 +212,3 @@ def _assumed(asked: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
     down, across = (NEIGHBORS ** (place[:, None] - place).abs().to(asked) for place in places)
     together = (asked * std).sum(dim=0)
     return (asked * mean).sum(), (together * (down @ together @ across)).sum().sqrt()
-
-
-def _laplace(shares: Tensor) -> Tensor:
-    """Quantiles of a Laplace distribution of variance 1."""
-    return (shares - 0.5).sign() * -torch.log1p(-2 * (shares - 0.5).abs()) / math.sqrt(2)
-
-
-@ATTACKS.register("imprint")
-def imprint(
-    budget: Budget,  # noqa: ARG001
-    *,
-    bins: int = 128,
-    query: Query = "random",
-    quantiles: Quantiles = "normal",
-    variant: Literal["fedsgd", "sparse"] = "sparse",
-    gain: float = 1e-6,
-    contrast: float = 1.0,
-) -> Attack:
-    """Imprint (Fowl et al. 2022): a crafted layer before the model sorts inputs into bins that are read off."""
-    if bins < 3:
-        raise GradveilError(f"attack imprint: bins is at least 3, not {bins}")
-    for option, value in (("gain", gain), ("contrast", contrast)):
-        if not 0 < value < float("inf"):
-            raise GradveilError(f"attack imprint: {option} is above 0, not {value}")
-    return Imprinting(bins=bins, query=query, quantiles=quantiles, variant=variant, gain=gain, contrast=contrast)

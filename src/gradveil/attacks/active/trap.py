@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.analytic import normalization, on_gray, readable_layer, readout
-from gradveil.attacks.base import ATTACKS, Attack, Budget, Crafted, Reconstruction, Server
+from gradveil.attacks.base import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
@@ -30,13 +30,20 @@ _OUTSIDE = 1e-3
 """How far a pixel of a plausible readout may lie outside [0, 1]."""
 
 
+@ATTACKS.register("trap")
 @dataclass(frozen=True, kw_only=True)
 class Trap(Attack):
-    """One crafted broadcast, and a readout of every row."""
+    """Trap weights (Boenisch et al. 2023): a first layer that few examples set off; those are read off it exactly."""
 
-    scale: float
-    sigma: float
+    scale: float = 0.95
+    sigma: float = 0.5
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.BATCH_SIZE, Knowledge.CRAFT})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < 1 or not self.sigma > 0:
+            raise GradveilError(
+                f"attack trap: scale lies between 0 and 1 and sigma above 0, not {self.scale} and {self.sigma}"
+            )
 
     def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:
         if history:
@@ -44,15 +51,24 @@ class Trap(Attack):
         name = readable_layer(server.module, server.domain, "trap")
         weight, bias = f"{name}.weight", f"{name}.bias"
         rows = trap_rows(server.sent[weight].shape, self.scale, self.sigma, generator(seed, "trap"))
-        tampered = dict(zip((weight, bias), _behind_normalization(rows, server), strict=True))
-        sent = {**server.sent, **{key: value.to(server.sent[key]) for key, value in tampered.items()}}
-        return Crafted(module=server.module, model=server.model, sent=sent, tampered=tuple(tampered))
+        start, scaling = torch.zeros(len(rows)), normalization(server.module)
+        if scaling is not None:  # a trap counts on pixels >= 0: it answers normalised ones as plain ones
+            mean, std = (part.cpu().expand(server.domain.shape).flatten() for part in (scaling.mean, scaling.std))
+            rows, start = rows * std, rows @ mean
+        tampered = {weight: rows.to(server.sent[weight]), bias: start.to(server.sent[bias])}
+        return Crafted(server.module, server.model, {**server.sent, **tampered}, tuple(tampered))
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
         seen = [explained(one, "averaged") for one in seen]
         name, size = readable_layer(seen[0].module, seen[0].domain, "trap"), seen[0].batch_size or 1
-        labels = infer_labels(seen, size)
-        return [_reconstruction(most_credible(_read(one, name), size), labels[i]) for i, one in enumerate(seen)]
+        found = []
+        for one, labels in zip(seen, infer_labels(seen, size), strict=True):
+            weight, bias = one.reply[f"{name}.weight"], one.reply[f"{name}.bias"]
+            order = bias.abs().argsort(descending=True, stable=True)  # those driven most first: rounding spares them
+            read = most_credible(readout(weight[order], bias[order], one), size)
+            own, stopped = (0.0, "converged") if len(read) else (float("inf"), "stuck")
+            found.append(Reconstruction.closed_form(on_gray(read.clamp(0, 1), size), labels, own, stopped=stopped))
+        return found
 
 
 def trap_rows(shape: Sequence[int], scale: float, sigma: float, rng: torch.Generator) -> Tensor:
@@ -63,22 +79,6 @@ def trap_rows(shape: Sequence[int], scale: float, sigma: float, rng: torch.Gener
     return torch.zeros(rows, features).scatter_(
         1, places[:, : features // 2 * 2], torch.cat([-drawn, scale * drawn], 1)
     )
-
-
-def _behind_normalization(rows: Tensor, server: Server) -> tuple[Tensor, Tensor]:
-    """Weight and bias that answer normalised pixels as ``rows`` answer plain ones: a trap counts on pixels >= 0."""
-    scaling = normalization(server.module)
-    if scaling is None:
-        return rows, torch.zeros(len(rows))
-    mean, std = (part.cpu().expand(server.domain.shape).flatten() for part in (scaling.mean, scaling.std))
-    return rows * std, rows @ mean
-
-
-def _read(one: Observation, name: str) -> Tensor:
-    """What every row says, [rows, C, H, W]: the rows that are driven most first, since rounding spares them."""
-    weight, bias = one.reply[f"{name}.weight"], one.reply[f"{name}.bias"]
-    order = bias.abs().argsort(descending=True, stable=True)
-    return readout(weight[order], bias[order], one)
 
 
 def most_credible(images: Tensor, count: int) -> Tensor:
@@ -96,26 +96,3 @@ def most_credible(images: Tensor, count: int) -> Tensor:
     credit = alike.sum(dim=1) + contrast
     best = credit.where(first, -torch.ones_like(credit)).argsort(descending=True, stable=True)
     return images[best[: min(count, int(first.sum()))]]
-
-
-def _reconstruction(found: Tensor, labels: Tensor) -> Reconstruction:
-    """What was read, and gray where nothing was."""
-    own = 0.0 if len(found) else float("inf")
-    return Reconstruction(
-        inputs=on_gray(found.clamp(0, 1), len(labels)).cpu(),
-        labels=labels.cpu(),
-        objective=own,
-        objectives=(own,),
-        steps=(0,),
-        trace=(own,),
-        stopped="converged" if len(found) else "stuck",
-        strategy="closed form",
-    )
-
-
-@ATTACKS.register("trap")
-def trap(budget: Budget, *, scale: float = 0.95, sigma: float = 0.5) -> Attack:  # noqa: ARG001
-    """Trap weights (Boenisch et al. 2023): a first layer that few examples set off; those are read off it exactly."""
-    if not 0 < scale < 1 or not sigma > 0:
-        raise GradveilError(f"attack trap: scale lies between 0 and 1 and sigma above 0, not {scale} and {sigma}")
-    return Trap(scale=scale, sigma=sigma)

@@ -48,7 +48,7 @@ class SearchBoth(CounterMove):
 
 def counter_move(defense: DCS2, one: Observation) -> CounterMove | None:
     """Of one example, with fewer concealed pictures than classes."""
-    once = (one.defense or "").count("dcs2") == 1
+    once = sum(isinstance(link, DCS2) for _, link in one.known_links()) == 1
     alone = once and one.batch_size == 1 and defense.sensitive in ("all", "first")
     readable = one.loss is cross_entropy and defense.k < one.domain.classes
     return SearchBoth(defense.k, defense.mix) if alone and readable else None

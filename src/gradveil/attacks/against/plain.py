@@ -12,7 +12,7 @@ from gradveil.defenses.dp import DP
 from gradveil.defenses.noise import Noise
 from gradveil.threat.observation import Observation
 
-_PER: dict[str, Per] = {"layer": "tensor", "global": "update"}
+_PER: dict[str, Per] = {"layer": "tensor", "global": "update", "example": "example"}
 
 
 @against(
@@ -34,8 +34,6 @@ def noise(defense: Noise, one: Observation) -> Channel:
     after_steps=True,
 )
 def clip(defense: Any, one: Observation) -> Channel:
-    if defense.per == "example":
-        return Channel(bound=defense.bound, per="example")
     return Channel(bound=defense.bound, per=_PER[defense.per], counted=_counted(one, defense.at))
 
 

@@ -25,6 +25,8 @@ from gradveil.threat.observation import Observation
 Per = Literal["tensor", "update", "example"]
 """What is clipped: each tensor, all of them together, or the gradient of each example."""
 
+OfMoments = Callable[[dict[str, Moments]], dict[str, Moments]]
+
 _LARGE = 100
 """Entries from which on a tensor's share of zeros means something."""
 _MANY = 400
@@ -98,56 +100,75 @@ def estimate(reply: Params) -> Channel:
     return Channel(bound=clip_bound(reply), noise=variance or None, zeroed=frozenset(cut_tensors(reply)))
 
 
-def estimated(seen: Sequence[Observation]) -> Given:
-    """For each observation the clip bound, how far each tensor is to be trusted, and which were cut down, [N] each.
+class Adjustment:
+    """What a comparison of candidates with replies takes into account of a defense: by default nothing.
 
-    Where nothing was cut down in any, nothing is said of it.
+    ``extra`` becomes a part of what is given of each problem. In it, ``weights`` by tensor and of its shape say how
+    much entries count; ``confidence`` multiplies the distance, so that below 1 a plausible picture counts for more.
     """
-    names, device = list(seen[0].reply), next(iter(seen[0].reply.values())).device
-    channels = [estimate(one.reply) for one in seen]
-    trust = [trusts(one.reply, channel.noise or 0.0) for one, channel in zip(seen, channels, strict=True)]
-    bounds = [_UNBOUNDED if channel.bound is None else channel.bound for channel in channels]
-    found: Given = {
-        "trust": {name: torch.tensor([one[name] for one in trust], device=device) for name in names},
-        "bound": torch.tensor(bounds, device=device),
-    }
-    if any(channel.zeroed for channel in channels):
-        found["cut"] = {name: torch.tensor([name in one.zeroed for one in channels], device=device) for name in names}
-    return found
+
+    data_only = True
+    """Whether nothing changes the comparison but weights and confidence."""
+
+    def extra(self, seen: Sequence[Observation]) -> Given:  # noqa: ARG002
+        """What is known of each problem beyond its reply, [N, ...]."""
+        return {}
+
+    def pair(self, update: Params, reply: Params, given: Given) -> tuple[Params, Params]:  # noqa: ARG002
+        """What is compared instead of a candidate's update and the reply; differentiable, and safe under vmap."""
+        return update, reply
+
+    def of_moments(self, given: Given) -> OfMoments | None:  # noqa: ARG002
+        """The moments of what is compared, from those of updates and replies; None where they do not tell."""
+        return lambda found: found
 
 
-def as_defended(update: Params, given: Given) -> Params:
-    """The candidate's update under what was estimated of the defense: clipped, then only where something was sent."""
-    clipped = map_each(lambda tensor: tensor * _shrunk(tensor.square().sum(), given["bound"]), update)
-    if "cut" not in given:
-        return clipped
-    return map_each(
-        lambda tensor, sent, cut: torch.where(cut & (sent == 0), 0, tensor), clipped, given["reply"], given["cut"]
-    )
+class Estimated(Adjustment):
+    """What the update itself tells of a defense is done to candidates as well.
+
+    They are clipped, and compared only where something was sent, in tensors that count by how much is not noise.
+    """
+
+    data_only = False
+
+    def extra(self, seen: Sequence[Observation]) -> Given:
+        """The clip bound, how far each tensor is to be trusted and, where any was cut down, which were."""
+        names, device = list(seen[0].reply), next(iter(seen[0].reply.values())).device
+        channels = [estimate(one.reply) for one in seen]
+        trust = [trusts(one.reply, channel.noise or 0.0) for one, channel in zip(seen, channels, strict=True)]
+        bounds = [_UNBOUNDED if channel.bound is None else channel.bound for channel in channels]
+        found: Given = {
+            "trust": {name: torch.tensor([one[name] for one in trust], device=device) for name in names},
+            "bound": torch.tensor(bounds, device=device),
+        }
+        if any(channel.zeroed for channel in channels):
+            found["cut"] = {
+                name: torch.tensor([name in one.zeroed for one in channels], device=device) for name in names
+            }
+        return found
+
+    def pair(self, update: Params, reply: Params, given: Given) -> tuple[Params, Params]:
+        def trusted(tree: Params) -> Params:
+            return map_each(torch.mul, tree, given["trust"])
+
+        own = map_each(lambda tensor: tensor * _shrunk(tensor.square().sum(), given["bound"]), update)
+        if "cut" in given:
+            own = map_each(
+                lambda tensor, sent, cut: torch.where(cut & (sent == 0), 0, tensor), own, given["reply"], given["cut"]
+            )
+        return trusted(own), trusted(reply)
+
+    def of_moments(self, given: Given) -> OfMoments | None:
+        def treated(name: str, product: Tensor, square: Tensor, observed: Tensor) -> Moments:
+            shrunk, trust = _shrunk(square, given["bound"]), given["trust"][name].square()
+            return Moments(trust * shrunk * product, trust * shrunk.square() * square, trust * observed)
+
+        return None if "cut" in given else lambda found: {name: treated(name, *each) for name, each in found.items()}
 
 
 def _shrunk(square: Tensor, bound: Tensor) -> Tensor:
     """What tensors of these squared lengths are multiplied by so that they are no longer than the bound."""
     return bound / (square + 1e-30).sqrt().clamp(min=bound)
-
-
-class AsDefended:
-    """The same, and what follows from trust, for the moments of tensors: enough where nothing was cut down."""
-
-    def fits(self, given: Given) -> bool:
-        return "cut" not in given
-
-    def __call__(self, found: dict[str, Moments], given: Given) -> dict[str, Moments]:
-        def treated(name: str, product: Tensor, square: Tensor, observed: Tensor) -> Moments:
-            shrunk, trust = _shrunk(square, given["bound"]), given["trust"][name].square()
-            return Moments(trust * shrunk * product, trust * shrunk.square() * square, trust * observed)
-
-        return {name: treated(name, *each) for name, each in found.items()}
-
-
-def as_trusted(update: Params, given: Given) -> Params:
-    """An update in which tensors count by how much of them is not noise: for candidates and for what was seen."""
-    return map_each(lambda tensor, trust: tensor * trust, update, given["trust"])
 
 
 def noise_level(update: Params) -> float:
@@ -188,11 +209,11 @@ def cut_tensors(update: Params) -> set[str]:
     large = [shares[name] for name, tensor in update.items() if tensor.numel() >= _LARGE]
     if large and min(large) > _FEWEST_ZEROS and max(large) - min(large) < _SAME_SHARE:
         return {name for name, share in shares.items() if share > 0}
-    return {name for name, tensor in update.items() if tensor.dim() == 2 and _missing_columns(tensor)}
 
+    def lacks_columns(weight: Tensor) -> bool:
+        """Whether a part of the columns, not all, is zero while every other column has an entry in most rows."""
+        empty = (weight == 0).all(dim=0)
+        share = float(empty.float().mean())
+        return _FEWEST_ZEROS < share < 1 and float((weight[:, ~empty] != 0).float().mean()) > 0.5
 
-def _missing_columns(weight: Tensor) -> bool:
-    """Whether a part of the columns, not all, is zero while every other column has an entry in most rows."""
-    empty = (weight == 0).all(dim=0)
-    share = float(empty.float().mean())
-    return _FEWEST_ZEROS < share < 1 and float((weight[:, ~empty] != 0).float().mean()) > 0.5
+    return {name for name, tensor in update.items() if tensor.dim() == 2 and lacks_columns(tensor)}

@@ -12,13 +12,12 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from gradveil.attacks.base import Reconstruction
-from gradveil.attacks.parts.channel import Channel
+from gradveil.attacks.parts.channel import Adjustment, Channel
 from gradveil.core.errors import GradveilError
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each, stack
 from gradveil.core.types import Params
-from gradveil.defenses import DEFENSES
 from gradveil.engine import Given
 from gradveil.threat.observation import Observation
 
@@ -178,30 +177,30 @@ class CounterMoves(CounterMove):
         return found
 
 
-class BatchedMoves(CounterMove):
+class BatchedMoves(Adjustment):
     """The counter-moves of a batch of problems, all of one kind, each for its own problem."""
 
     def __init__(self, moves: Sequence[CounterMove], seen: Sequence[Observation]) -> None:
-        self.first = moves[0]
+        self.first, self.data_only = moves[0], moves[0].kind() is None
         prepared = [move.prepare(one) for move, one in zip(moves, seen, strict=True)]
         extras = [move.extra(one) for move, one in zip(moves, prepared, strict=True)]
         self.left = [move.kept(one) for move, one in zip(moves, prepared, strict=True)]
         """What the matching gets to see."""
-        named = set().union(*extras)
-        self._extras: dict[int, Given] = {}
+        named, each = set().union(*extras), list[Given]()
         for one, own in zip(self.left, extras, strict=True):
             sure = torch.ones((), device=next(iter(one.reply.values())).device)
             undoubted: Given = {"weights": map_each(torch.ones_like, one.reply), "confidence": sure}
-            self._extras[id(one)] = {key: value for key, value in undoubted.items() if key in named} | own
+            each.append({key: value for key, value in undoubted.items() if key in named} | own)
+        self._extra: Given = tree_map(lambda *tensors: torch.stack(tensors), *each)
 
-    def kind(self) -> Hashable:
-        return self.first.kind()
+    def extra(self, seen: Sequence[Observation]) -> Given:  # noqa: ARG002
+        return self._extra
 
-    def extra(self, one: Observation) -> Given:
-        return self._extras[id(one)]
-
-    def pair(self, update: Params, reply: Params) -> tuple[Params, Params]:
+    def pair(self, update: Params, reply: Params, given: Given) -> tuple[Params, Params]:  # noqa: ARG002
         return self.first.pair(update, reply)
+
+    def of_moments(self, given: Given) -> None:
+        """Weights are of single entries."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +246,9 @@ def against(
     return keep
 
 
-def channels_of(one: Observation, otherwise: str = "none") -> list[Channel]:
-    """What the links of the known defense, ``otherwise`` where none is known, did to the gradient, in their order."""
-    links = DEFENSES.named_links(otherwise) if one.defense is None else one.known_links()
-    known = [(link, AGAINST.get(split_spec(spec)[0])) for spec, link in links if link is not None]
+def channels_of(one: Observation) -> list[Channel]:
+    """What the links of the known defense did to the gradient, in their order."""
+    known = [(link, AGAINST.get(split_spec(spec)[0])) for spec, link in one.known_links() if link is not None]
     return [against.channel(link, one) for link, against in known if against is not None]
 
 

@@ -204,8 +204,12 @@ class WithLengths(ByTensor):
     """Of the noise on every entry."""
 
     def _changed(self, channel: Channel) -> Self:
-        bound, per = (self.bound, self.per) if channel.bound is None else (channel.bound, channel.per)
-        return replace(self, bound=bound, per=per, variance=self.variance + (channel.noise or 0.0))
+        """Lengths are those of what was sent, which may be the sum of several gradients."""
+        variance = self.variance + (channel.noise or 0.0) * sum(weight**2 for weight in channel.counted)
+        bound, per = (self.bound, self.per)
+        if channel.bound is not None:
+            bound, per = channel.bound * sum(channel.counted), channel.per
+        return replace(self, bound=bound, per=per, variance=variance)
 
     def shrinkage(self, compared: Comparison) -> Tensor:
         """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""

@@ -19,8 +19,8 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from gradveil.attacks.base import BUDGETS, Attack, Budget, Reconstruction
-from gradveil.attacks.parts.channel import cut_tensors, estimated
-from gradveil.attacks.parts.counter import Averaged, CounterMove
+from gradveil.attacks.parts.channel import Adjustment, Estimated, cut_tensors
+from gradveil.attacks.parts.counter import Averaged
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.objectives import Objective, Regulariser
 from gradveil.attacks.parts.priors import Pixels, Prior
@@ -75,8 +75,8 @@ class Matching(Attack):
 
     budget: Budget = BUDGETS["standard"]
     """How hard it tries where its own options do not say."""
-    counter: CounterMove | None = None
-    """What is changed because the defense is known."""
+    adjustment: Adjustment | None = None
+    """What is taken into account of a known defense."""
     without_update: bool = False
     """The prior alone: the same search, no update."""
     _: KW_ONLY
@@ -135,9 +135,8 @@ class Matching(Attack):
         return replace(self, without_update=True)
 
     def kind_of(self, one: Observation) -> Hashable:
-        known = one.defense if self.draws > 0 or self.counter is not None else None
         cut = self.aware and not self.without_update and bool(cut_tensors(one.reply))
-        return known, cut  # the gradients of others need not be formed
+        return one.defense if self.draws else None, cut  # the gradients of others need not be formed
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
         phases, found = self.phases, list[PhaseResult]()
@@ -198,6 +197,7 @@ class _Batch:
         self.searches_labels = attack.searches_labels and not attack.without_update
         self.size = self.seen[0].batch_size or 1
         self.device = next(iter(self.seen[0].sent.values())).device
+        self.adjustment = attack.adjustment or (Estimated() if attack.aware else Adjustment())
         self.given = self._labels() if attack.without_update else self._given()
 
     def solved(self, phase: Phase, before: PhaseResult | None, task: Task) -> PhaseResult:
@@ -241,7 +241,7 @@ class _Batch:
         distance = None
         if not attack.without_update:
             averaged = Averaged(one, attack.draws) if attack.draws else None
-            distance = UpdateDistance(attack.objective, attack.aware, attack.counter, averaged)
+            distance = UpdateDistance(attack.objective, self.adjustment, averaged)
         problem = Problem(
             seen=one,
             prior=prior,
@@ -288,10 +288,7 @@ class _Batch:
         given: Given = {"reply": stack([other.reply for other in seen])}
         if any(other.sent is not one.sent for other in seen):
             given["sent"] = stack([other.sent for other in seen])
-        if attack.aware:
-            given |= estimated(seen)
-        if attack.counter is not None:
-            given |= tree_map(lambda *tensors: torch.stack(tensors), *(attack.counter.extra(other) for other in seen))
+        given |= self.adjustment.extra(seen)
         if attack.statistics and one.statistics is not None:
             given["statistics"] = stack([other.statistics or {} for other in seen])
         given["squares"] = squares(given["reply"])

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, jvp, vmap
 
 from gradveil import engine
-from gradveil.attacks.parts.channel import AsDefended, as_defended, as_trusted
-from gradveil.attacks.parts.counter import Averaged, BatchedMoves, CounterMove
+from gradveil.attacks.parts.channel import Adjustment
+from gradveil.attacks.parts.counter import Averaged
 from gradveil.attacks.parts.objectives import Objective, OfMoments, Regulariser, per_problem
 from gradveil.attacks.parts.priors import Prior
 from gradveil.attacks.parts.updates import between
@@ -23,39 +23,28 @@ from gradveil.engine import Batched, Given, Single, products
 from gradveil.models import Functional, batch_norm_statistics
 from gradveil.threat.observation import Observation
 
-_ESTIMATED = AsDefended()
-
 
 @dataclass(frozen=True)
 class UpdateDistance:
     """How far a candidate's update is from the observed one, under what is known or estimated of the defense."""
 
     objective: Objective
-    aware: bool = False
-    """Treat candidates as the update looks to have been treated."""
-    counter: CounterMove | None = None
-    """What is changed because the defense is known; it goes before what is estimated."""
+    adjustment: Adjustment
     averaged: Averaged | None = None
     """The mean over draws of a random defense."""
 
     def __call__(self, update: Params, given: Given) -> Tensor:
         """The distance of one candidate, in the tensors that the reply holds."""
-        shown = {name: update[name] for name in given["reply"]}
-        if self.averaged is None:
-            return self._one(shown, given)
-        return self.averaged(shown, lambda candidate: self._one(candidate, given))
 
-    def _one(self, update: Params, given: Given) -> Tensor:
-        reply: Params = given["reply"]
-        if self.counter is not None:
-            own, reply = self.counter.pair(update, reply)
+        def away(candidate: Params) -> Tensor:
+            own, reply = self.adjustment.pair(candidate, given["reply"], given)
             if "weights" in given:
                 own, reply = (map_each(torch.mul, tree, given["weights"]) for tree in (own, reply))
-            away = self.objective(own, reply)
-            return given["confidence"] * away if "confidence" in given else away
-        if self.aware:
-            return self.objective(as_trusted(as_defended(update, given), given), as_trusted(reply, given))
-        return self.objective(update, reply)
+            found = self.objective(own, reply)
+            return given["confidence"] * found if "confidence" in given else found
+
+        shown = {name: update[name] for name in given["reply"]}
+        return away(shown) if self.averaged is None else self.averaged(shown, away)
 
     def slopes(self, updates: Params, given: Given) -> tuple[Params, Tensor]:
         """Its derivative in updates [N, ...] and its values [N].
@@ -65,7 +54,7 @@ class UpdateDistance:
         reply, weights, sure = given["reply"], given.get("weights"), given.get("confidence")
         with torch.autocast(next(iter(reply.values())).device.type, enabled=False):
             exact = map_each(lambda update, like: update.to(like.dtype), updates, reply)
-            if not self._only_data():
+            if self.averaged is not None or not self.adjustment.data_only:
                 found: tuple[Params, Tensor] = vmap(grad_and_value(self))(exact, given)
                 return found
             if weights is not None:
@@ -77,14 +66,6 @@ class UpdateDistance:
                 slopes, away = map_each(lambda slope: slope * per_problem(sure, slope), slopes), sure * away
             return slopes, away
 
-    def _only_data(self) -> bool:
-        """Whether nothing changes the comparison but what is given of each problem: weights and confidence."""
-        if self.averaged is not None:
-            return False
-        if self.counter is not None:
-            return isinstance(self.counter, BatchedMoves) and self.counter.kind() is None
-        return not self.aware
-
     def by_moments(self, passed: engine.LayerPass, given: Given) -> Tensor | None:
         """The values [N], differentiable, without a gradient; None where it has to be formed, or that is quicker.
 
@@ -93,15 +74,14 @@ class UpdateDistance:
         observed: Params = given["reply"]
         kind = next(iter(observed.values())).device.type
         rounded = torch.is_autocast_enabled(kind) or torch.backends.cuda.matmul.allow_tf32
-        known = self.averaged is None and self.counter is None and (not self.aware or _ESTIMATED.fits(given))
-        if rounded or not known or not isinstance(self.objective, OfMoments):
+        adjusted = self.adjustment.of_moments(given)
+        if rounded or adjusted is None or self.averaged is not None or not isinstance(self.objective, OfMoments):
             return None
         if not products.pays_off(passed, observed.keys()):
             return None
         squared = given["squares"] if "squares" in given else products.squares(observed)
         found = products.moments(passed, observed, squared)
-        parts = _ESTIMATED(found, given) if self.aware else found
-        return self.objective.of_moments(*products.total(parts.values()))
+        return self.objective.of_moments(*products.total(adjusted(found).values()))
 
 
 @dataclass(frozen=True, kw_only=True)

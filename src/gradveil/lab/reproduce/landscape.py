@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from gradveil import models
 from gradveil.attacks.generative import SHIPPED
-from gradveil.attacks.parts.channel import as_defended, as_trusted, estimated
+from gradveil.attacks.parts.channel import Adjustment, Estimated
 from gradveil.attacks.parts.objectives import Squared
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError, NotAvailableError
@@ -108,16 +108,15 @@ def _objective(fields: dict[str, Any], private: Batch, drawn: Batch, domain: Dom
         threat=threat_model("C"),
     )
     plain = SimulatedClient(module, recipe=Recipe(), defense=Defense())
+    adjustment = Estimated() if fields["aware"] else Adjustment()
     # What is estimated has an axis of observations, of which there is one here.
     about = {
         name: {key: tensor[0] for key, tensor in value.items()} if isinstance(value, dict) else value[0]
-        for name, value in estimated([seen]).items()
+        for name, value in adjustment.extra([seen]).items()
     } | {"reply": seen.reply}
 
     def away(update: Params) -> Tensor:
-        if not fields["aware"]:
-            return Squared()(update, seen.reply)
-        return Squared()(as_trusted(as_defended(update, about), about), as_trusted(seen.reply, about))
+        return Squared()(*adjustment.pair(update, seen.reply, about))
 
     def of_some(some: list[Batch]) -> Tensor:
         return vmap(away)(stack([one.update for one in plain.replies(sent, some, [rng] * len(some))])).cpu()
