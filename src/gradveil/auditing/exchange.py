@@ -129,7 +129,7 @@ def exchange(
         return lambda got, question: answers(got, [number], question)[0]
 
     count = len(batches) if attack is None else None
-    with progress.task(f"clients with {defense_spec}", count, "replies") as task:
+    with progress.task(f"clients with {defense_spec}", count) as task:
         if attack is None:
             honest = Crafted(made.module, case.model, made.sent, ())
             return Exchange(answers(honest, range(len(batches))), log, any(drew))

@@ -51,7 +51,7 @@ def run_observed(case: ObservedCase, folder: Path, *, resume: bool = False, prog
         done = [rows[cell.digest()] for cell in cells if cell.digest() in rows]
         store.save_audit(_assembled(case, sources, done, complete=len(done) == len(cells)))
 
-    with progress.task("audit", len(cells), "rows") as task:
+    with progress.task("audit", len(cells)) as task:
         task.advance(len(rows))
         for group in _together(case, [cell for cell in cells if cell.digest() not in rows]):
             task.note(_title(group))

@@ -94,7 +94,7 @@ def run_on(
             save_observations(store.observation(defense, crafted_by, number), seen)
         return made
 
-    with progress.task("audit", len(cells), "rows") as task:
+    with progress.task("audit", len(cells)) as task:
         task.advance(len(rows))
         for batch in _together(case, cells):
             missing = [cell for cell in batch if cell.digest() not in rows]

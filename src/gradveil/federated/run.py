@@ -9,28 +9,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.environment import environment
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
-from gradveil.core.reading import read_text
+from gradveil.core.reading import read_json
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import moved
+from gradveil.core.types import Json
 from gradveil.data import DATASETS, ImageSet, load
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
-from gradveil.federated.rounds import Federation, RoundExchange, State
+from gradveil.federated.rounds import Federation, RoundExchange, RoundRecord, State
 from gradveil.federated.tap import Tap, tapped
 
 VERSION = 1
@@ -49,7 +48,7 @@ def run_training(
     resume: bool = False,
     progress: Progress = SILENT,
     say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+) -> Json:
     """Train a case into a folder and return what ``train.json`` holds; ``say`` is told what a person should know."""
     if case.device == "cuda" and not torch.cuda.is_available():
         raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
@@ -71,7 +70,7 @@ def run_training(
     if federation.sends_statistics and case.defense != "none":
         say("running statistics of norm layers leave as they are: no defense hides them (docs/federated.md)")
     rows = _resumed(federation, folder) if resume else []
-    with progress.task("train", case.rounds, "rounds") as task:
+    with progress.task("train", case.rounds) as task:
         task.advance(len(rows))
         for number in range(len(rows) + 1, case.rounds + 1):
             done = federation.round(number)
@@ -115,14 +114,14 @@ def data_of(case: Training, progress: Progress = SILENT) -> tuple[ImageSet, Imag
     return train.subset(drawn.sort().values), test
 
 
-def read_training(folder: Path) -> dict[str, Any]:
+def read_training(folder: Path) -> Json:
     """What ``train.json`` of a folder holds."""
     path = folder / RESULT
     try:
-        found = json.loads(read_text(path))
+        found = read_json(path)
     except FileNotFoundError:
         raise BadFileError(f"{folder} holds no training: there is no {RESULT} in it") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BadFileError(f"{path} is damaged: {error}") from None
     rows = found.get("rows") if isinstance(found, dict) and found.get("version") == VERSION else None
     if not isinstance(rows, list) or not isinstance(found.get("case"), dict):
@@ -130,7 +129,7 @@ def read_training(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def save_rows(case: Training, rows: list[dict[str, Any]], folder: Path, examples: int, tested: int) -> None:
+def save_rows(case: Training, rows: Sequence[RoundRecord], folder: Path, examples: int, tested: int) -> None:
     """Write ``train.json``."""
     whole = {
         "version": VERSION,
@@ -153,7 +152,7 @@ def save_state(state: State, number: int, folder: Path, ledgers: Sequence[Ledger
     )
 
 
-def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
+def _resumed(federation: Federation, folder: Path) -> list[RoundRecord]:
     """Put the federation where the checkpoint is, and return the rows up to there; rows after it are run again."""
     if not (folder / RESULT).exists() and not (folder / CHECKPOINT).exists():
         return []
@@ -164,9 +163,10 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
             raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
     if not (folder / CHECKPOINT).exists():
         return []
-    for place, row in enumerate(rows := saved["rows"], start=1):
+    rows, record = saved["rows"], TypeAdapter(RoundRecord)
+    for place, row in enumerate(rows, start=1):
         try:
-            damaged = RoundRow.model_validate(row).round != place
+            damaged = record.validate_python(row, strict=True)["round"] != place
         except ValidationError:
             damaged = True
         if damaged:
@@ -192,22 +192,3 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
         except GradveilError as error:
             raise BadFileError(f"{path} does not say what each client has spent: {error}") from None
     return list(rows[:number])
-
-
-_Finite = Annotated[int | float, Field(gt=-1e300, lt=1e300)]
-"""JSON has whole numbers of any length, infinities and NaN."""
-
-
-class RoundRow(BaseModel):
-    """What :meth:`Round.as_json` writes, as far as a training that goes on needs it."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    round: int
-    accuracy: _Finite | None = None
-    loss: _Finite | None
-    dropped: list[Any]
-    seconds: _Finite
-    bytes_down: _Finite
-    bytes_up: _Finite
-    log: dict[str, _Finite]

@@ -161,7 +161,7 @@ def draw_sheet(generator: Generator, *, rows: int = 10, seed: int = 0, progress:
     codes = generator.codes(rows * COLUMNS, seeded(seed, "sheet")).to(device).view(rows, COLUMNS, -1)
     labels = torch.arange(COLUMNS, device=device) % (generator.classes or 1)
     drawn = []
-    with torch.no_grad(), progress.task("drawing", rows, "rows") as task:
+    with torch.no_grad(), progress.task("drawing", rows) as task:
         for row in codes:
             drawn.append(generator.decode(row, labels).cpu())
             task.advance()

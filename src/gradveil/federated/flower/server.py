@@ -19,7 +19,7 @@ from gradveil.federated.case import Number, Training
 from gradveil.federated.flower.grid import CheckedGrid
 from gradveil.federated.flower.node import Folder, read_run
 from gradveil.federated.flower.records import packed, state_of, unpacked
-from gradveil.federated.rounds import Federation
+from gradveil.federated.rounds import Federation, RoundRecord
 from gradveil.federated.run import RESULT, data_of, save_rows, save_state
 
 STRATEGIES = ("FedAvg", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedMedian", "FedTrimmedAvg")
@@ -110,7 +110,7 @@ def _serve(grid: Grid, settings: Settings) -> None:
     train, test = data_of(case)
     federation = Federation(case, train)
     network = CheckedGrid(grid, patience=settings.node_timeout)
-    rows: list[dict[str, Any]] = []
+    rows: list[RoundRecord] = []
 
     def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         if network.last is None:  # before the first round
@@ -138,7 +138,7 @@ def _serve(grid: Grid, settings: Settings) -> None:
     log(
         WARNING if dropped else INFO,
         "gradveil: %.1f%% accuracy after %d rounds of %s on %s, %d replies dropped",
-        100 * rows[-1]["accuracy"], len(rows), settings.strategy, case.data, len(dropped),
+        100 * (rows[-1]["accuracy"] or 0.0), len(rows), settings.strategy, case.data, len(dropped),
     )  # fmt: skip
     for number, node, reason in dropped:
         log(WARNING, "the model is without the reply of node %d in round %d: %s", node, number, reason)

@@ -62,7 +62,7 @@ def overhead(
     bare = _LocalStep(models.build(model, CIFAR, seed=0).to(device), Defense(), batch, device, repeats)
     plain = bare.fastest(bare.reply())
     rows: list[dict[str, Any]] = []
-    with progress.task("overhead", len(defenses), "defenses") as task:
+    with progress.task("overhead", len(defenses)) as task:
         for spec in defenses:
             task.note(spec)
             defense = DEFENSES.build(spec)

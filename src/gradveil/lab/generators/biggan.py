@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
+from gradveil.core.tensor_files import Shapes
 from gradveil.generators import Generator, resized
-from gradveil.lab.generators.published import Shapes, dimensions, read_checkpoint
+from gradveil.lab.generators.published import dimensions, read_checkpoint
 
 WIDTHS = {
     128: (16, 16, 8, 4, 2, 1),

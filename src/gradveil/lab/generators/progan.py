@@ -7,7 +7,6 @@ image at the last side is drawn, as in the published module.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from gradveil.assets import fetch
 from gradveil.core.errors import BadFileError
 from gradveil.core.progress import Progress
-from gradveil.core.reading import read_bytes
+from gradveil.core.reading import read_bytes, read_json
 from gradveil.generators import Generator, resized
 
 FACES = (512, 512, 512, 512, 256, 128)
@@ -106,7 +105,7 @@ def read_tfjs(folder: Path) -> dict[str, Tensor]:
     """
     listing = folder / "model.json"
     try:
-        groups = json.loads(read_bytes(listing))["weightsManifest"]
+        groups = read_json(listing)["weightsManifest"]
         weights: dict[str, Tensor] = {}
         for group in groups:
             blob = b"".join(_shard(folder, name) for name in group["paths"])
@@ -114,7 +113,7 @@ def read_tfjs(folder: Path) -> dict[str, Tensor]:
         return weights
     except OSError as error:
         raise BadFileError(f"cannot read {error.filename}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise BadFileError(f"{listing} does not list weights as TensorFlow.js does") from None
 
 

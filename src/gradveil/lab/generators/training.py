@@ -174,7 +174,7 @@ class Trainer:
         """Train to the end of the schedule; ``each`` is called at every tenth, ``stop`` asked before each step."""
         step = self._captured() if self.images.is_cuda else self.iteration
         total = self.schedule.steps
-        with progress.task("training the generator", total, "steps") as task:
+        with progress.task("training the generator", total) as task:
             task.advance(self.done)
             while self.done < total and not stop():
                 self.rate.fill_(self.schedule.lr * min(1.0, 2 * (total - self.done) / total))
