@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
@@ -17,7 +17,7 @@ from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
-from gradveil.core.types import Batch, Domain, Recipe
+from gradveil.core.types import Batch, Domain, Json, Recipe
 from gradveil.lab.bench.base import CIFAR, benchmark, seconds
 from gradveil.threat import Observation, observe, threat_model
 
@@ -32,7 +32,7 @@ def throughput(
     size: Annotated[int, "Side of the images."] = 32,
     classes: Annotated[int, "Classes of the images."] = 10,
     device: Annotated[str, "cpu or cuda."] = "cpu",
-) -> dict[str, Any]:
+) -> Json:
     """Problem-steps per second of the engine against a plain eager loop."""
     domain = replace(CIFAR, height=size, width=size, classes=classes)
     matching = ATTACKS.build(attack, Budget(1, steps))
@@ -119,7 +119,7 @@ def generation(
     rounds: Annotated[int, "Timed generations."] = 10,
     generator: Annotated[str, "Generator of the codes."] = "auto",
     device: Annotated[str, "cpu or cuda."] = "cpu",
-) -> dict[str, Any]:
+) -> Json:
     """Time of one generation of CMA-ES against one gradient step on as many codes."""
     seen = observations(model, CIFAR, images, device)
     searches = {

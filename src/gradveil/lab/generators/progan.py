@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from gradveil.assets import fetch
 from gradveil.core.errors import BadFileError
 from gradveil.core.progress import Progress
 from gradveil.core.reading import read_bytes, read_json
+from gradveil.core.types import Json
 from gradveil.generators import Generator, resized
 
 FACES = (512, 512, 512, 512, 256, 128)
@@ -123,7 +123,7 @@ def _shard(folder: Path, name: str) -> bytes:
     return read_bytes(folder / name, most=2**31)
 
 
-def _cut(blob: bytes, entries: list[dict[str, Any]], listing: Path) -> dict[str, Tensor]:
+def _cut(blob: bytes, entries: list[Json], listing: Path) -> dict[str, Tensor]:
     """The tensors of one group, which stand one after the other without gaps."""
     found, at = {}, 0
     for entry in entries:

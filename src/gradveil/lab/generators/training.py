@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,8 @@ from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator as seeded
 from gradveil.core.seeding import isolated
-from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
+from gradveil.core.types import Json
 from gradveil.data import DATASETS, load
 from gradveil.generators import DCGAN, draw_sheet, save_generator
 from gradveil.generators.dcgan import SIDE
@@ -242,7 +242,7 @@ class Trainer:
         self.iteration(self.draws(0))  # makes the optimisers' state, which the last lines overwrite
         state = self._state()
 
-        def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        def check(meta: Json, shapes: Shapes) -> None:
             if any(meta.get(key) != value for key, value in self._identity().items()):
                 raise BadFileError(f"{path} is of another training: give the same data and options, or another file")
             if shapes != {name: tuple(tensor.shape) for name, tensor in state.items()}:
@@ -255,7 +255,7 @@ class Trainer:
             tensor.copy_(tensors[name])
         self.done = meta["done"]
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> Json:
         """What two trainings must share to come to the same result; sums stand for the data."""
         places = torch.arange(len(self.labels), device=self.labels.device)
         sums = [int(self.images.sum(dtype=torch.int64)), int((self.labels * places).sum())]

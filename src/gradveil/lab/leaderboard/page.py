@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradveil.auditing.verdict import privacy_grade
 from gradveil.core.atomic import remove_partial, write_atomically
 from gradveil.core.locks import claimed
 from gradveil.data import load
-from gradveil.lab.audits import grade_of_chance
 from gradveil.lab.leaderboard.entries import PATIENCE, Entry, Trained, Worst, read_entries
 from gradveil.lab.leaderboard.settings import SETTINGS, Setting
+from gradveil.metrics import wilson
 
 PAGE = "README.md"
 AS_GOOD = "prior-only as good"
@@ -117,10 +118,11 @@ def _cost(trained: Trained | None, plain: Trained | None) -> list[str]:
 def _task(entry: Entry) -> str:
     """What there is to find, and how much of it chance finds: that is as good as a defense can look."""
     case = entry.case
+    grade = privacy_grade(wilson(round(case.chance * case.images), case.images), case.chance)
     return (
         f"{case.images} private images, {case.batch_size} behind each update, among the {len(load(case.data))} "
         f"candidates of `{case.data}`. Random picks identify {case.chance:.0%} of them on average, which with so few "
-        f"images is grade {grade_of_chance(case.chance, case.images)}: no defense can be expected to do better here."
+        f"images is grade {grade}: no defense can be expected to do better here."
     )
 
 

@@ -33,6 +33,7 @@ from gradveil.auditing.case import RESULTS
 from gradveil.auditing.fields import first_complaint, read_fields
 from gradveil.auditing.run import TOGETHER
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Json
 from gradveil.defenses import DEFENSES
 from gradveil.federated import Training, make_training
 
@@ -134,10 +135,10 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Kind = "audit"
-    base: dict[str, Any] = {}
+    base: Json = {}
     grid: Grid = {}
     grids: list[Grid] = []
-    exclude: list[dict[str, Any]] = []
+    exclude: list[Json] = []
     threads: int = Field(default=1, ge=1)
     together: int | None = Field(default=None, ge=1)
 
@@ -151,7 +152,7 @@ def read_study(path: Path) -> Study:
     return make_study(path.stem, read_fields(path, "study", "base: and grid: with lines below them"))
 
 
-def make_study(name: str, fields: dict[str, Any]) -> Study:
+def make_study(name: str, fields: Json) -> Study:
     """A study from the fields of its file."""
     try:
         file = _File(**fields)
@@ -168,7 +169,7 @@ def make_study(name: str, fields: dict[str, Any]) -> Study:
     return Study(name, tuple(entries.values()), file.threads, file.together)
 
 
-def _combinations(file: _File, name: str) -> Iterator[dict[str, Any]]:
+def _combinations(file: _File, name: str) -> Iterator[Json]:
     """What the grids choose for each case, without what is excluded."""
     grids = file.grids or [file.grid]
     known = {field for grid in grids for field in grid} | file.base.keys()
@@ -194,7 +195,7 @@ def _combinations(file: _File, name: str) -> Iterator[dict[str, Any]]:
         raise GradveilError(f"study {name}: exclude {{{shown}}} meets no case: write its values as base or grid does")
 
 
-def _entry(file: _File, chosen: dict[str, Any], name: str) -> StudyEntry:
+def _entry(file: _File, chosen: Json, name: str) -> StudyEntry:
     title = " ".join(f"{field}={_shown(value)}" for field, value in chosen.items()) or name
     fields = _nested(file.base | chosen, name)
     fields |= {field: [fields[field]] for field in _LISTS & fields.keys() if isinstance(fields[field], str)}
@@ -209,9 +210,9 @@ def _entry(file: _File, chosen: dict[str, Any], name: str) -> StudyEntry:
     return StudyEntry(file.kind, case, title)
 
 
-def _nested(given: dict[str, Any], name: str) -> dict[str, Any]:
+def _nested(given: Json, name: str) -> Json:
     """Fields with those that have dots in their names put into the fields that they are part of."""
-    nested: dict[str, Any] = {}
+    nested: Json = {}
     for dotted, value in given.items():
         *above, last = dotted.split(".")
         place = nested
@@ -228,5 +229,5 @@ def _nested(given: dict[str, Any], name: str) -> dict[str, Any]:
     return nested
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
