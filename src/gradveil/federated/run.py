@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from gradveil.core.types import Json
 from gradveil.data import DATASETS, ImageSet, load
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
-from gradveil.federated.rounds import Federation, RoundExchange, RoundRecord, State
+from gradveil.federated.rounds import Federation, Quality, Round, RoundExchange, RoundRecord, State
 from gradveil.federated.tap import Tap, tapped
 
 VERSION = 1
@@ -70,18 +71,14 @@ def run_training(
     if federation.sends_statistics and case.defense != "none":
         say("running statistics of norm layers leave as they are: no defense hides them (docs/federated.md)")
     rows = _resumed(federation, folder) if resume else []
+    record = Recorder(federation, test, folder, rows, ledgers=federation.ledgers)
     with progress.task("train", case.rounds) as task:
         task.advance(len(rows))
         for number in range(len(rows) + 1, case.rounds + 1):
             done = federation.round(number)
             for client, reason in done.dropped.items():
                 say(f"round {number}: the reply of client {client} was dropped: {reason}")
-            looks = number % case.evaluate_every == 0 or number == case.rounds
-            quality = federation.quality(test) if looks else None
-            rows.append(done.as_json(quality))
-            save_rows(case, rows, folder, len(train), len(test))
-            if number % case.checkpoint_every == 0 or number == case.rounds:
-                save_state(federation.state, number, folder, federation.ledgers)
+            quality = record(done)
             task.advance()
             if quality is not None:
                 spent = f", epsilon {done.spent.epsilon:.4g}" if done.spent else ""
@@ -129,27 +126,40 @@ def read_training(folder: Path) -> Json:
     return dict(found)
 
 
-def save_rows(case: Training, rows: Sequence[RoundRecord], folder: Path, examples: int, tested: int) -> None:
-    """Write ``train.json``."""
-    whole = {
-        "version": VERSION,
-        "complete": len(rows) == case.rounds,
-        "case": case.as_json(),
-        "examples": examples,
-        "test_examples": tested,
-        "environment": environment(case.device),
-        "rows": rows,
-    }
-    write_json(folder / RESULT, whole)
+@dataclass(frozen=True)
+class Recorder:
+    """Evaluates rounds as the case says and writes them into a folder; without one it only keeps their rows."""
 
+    federation: Federation
+    test: ImageSet
+    folder: Path | None
+    rows: list[RoundRecord] = field(default_factory=list)
+    ledgers: Sequence[Ledger] = ()
+    """What was spent on the examples of each client, where this process knows it."""
 
-def save_state(state: State, number: int, folder: Path, ledgers: Sequence[Ledger] = ()) -> None:
-    """Write the checkpoint of a round, with what was spent on the examples of each client."""
-    parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
-    tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
-    write_tensors(
-        folder / CHECKPOINT, KIND, tensors, {"round": number, "spent": [ledger.state() for ledger in ledgers]}
-    )
+    def __call__(self, done: Round) -> Quality | None:
+        """Record a round after which ``federation`` stands; the quality if it was evaluated."""
+        case, state, last = self.federation.case, self.federation.state, done.number == self.federation.case.rounds
+        quality = self.federation.quality(self.test) if last or done.number % case.evaluate_every == 0 else None
+        self.rows.append(done.as_json(quality))
+        if self.folder is None:
+            return quality
+        whole = {
+            "version": VERSION,
+            "complete": len(self.rows) == case.rounds,
+            "case": case.as_json(),
+            "examples": len(self.federation.train),
+            "test_examples": len(self.test),
+            "environment": environment(case.device),
+            "rows": self.rows,
+        }
+        write_json(self.folder / RESULT, whole)
+        if last or done.number % case.checkpoint_every == 0:
+            parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
+            tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
+            meta = {"round": done.number, "spent": [ledger.state() for ledger in self.ledgers]}
+            write_tensors(self.folder / CHECKPOINT, KIND, tensors, meta)
+        return quality
 
 
 def _resumed(federation: Federation, folder: Path) -> list[RoundRecord]:

@@ -7,11 +7,9 @@ architecture, and a card. Others are factories of the entry points ``gradveil.ge
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -22,7 +20,8 @@ from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry
 from gradveil.core.seeding import generator as seeded
-from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
+from gradveil.core.types import Json
 from gradveil.generators.base import Generator
 from gradveil.generators.dcgan import DCGAN
 
@@ -109,7 +108,7 @@ def resized(generator: Generator, size: int | None) -> Generator:
     return generator if size is None else Resized(generator, size)
 
 
-def save_generator(path: Path, model: DCGAN, card: Mapping[str, Any]) -> None:
+def save_generator(path: Path, model: DCGAN, card: Json) -> None:
     """Write a trained generator; ``card`` says what it was trained on, how long, and how good it is."""
 
     def halved(name: str, tensor: Tensor) -> Tensor:
@@ -117,7 +116,7 @@ def save_generator(path: Path, model: DCGAN, card: Mapping[str, Any]) -> None:
         return tensor if "running" in name or not tensor.is_floating_point() else tensor.half()
 
     tensors = {name: halved(name, tensor) for name, tensor in model.state_dict().items()}
-    write_tensors(path, KIND, tensors, {"architecture": "dcgan", "options": model.options, "card": dict(card)})
+    write_tensors(path, KIND, tensors, {"architecture": "dcgan", "options": model.options, "card": card})
 
 
 def load_generator(path: Path) -> DCGAN:
@@ -127,7 +126,7 @@ def load_generator(path: Path) -> DCGAN:
     is loaded.
     """
 
-    def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(meta: Json, shapes: Shapes) -> None:
         options = meta.get("options")
         if meta.get("architecture") != "dcgan" or not isinstance(options, dict) or options.keys() != _LARGEST.keys():
             raise BadFileError(f"{path}: its header names no generator that is known here")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
@@ -27,9 +27,9 @@ from gradveil import models
 from gradveil.client.local import cross_entropy
 from gradveil.core.errors import BadFileError, GradveilError, in_one_line
 from gradveil.core.registry import split_spec
-from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
 from gradveil.core.trees import stack
-from gradveil.core.types import Domain, Loss, Params, Recipe
+from gradveil.core.types import Domain, Json, Loss, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
@@ -55,7 +55,7 @@ def _only_reshaping(spec: str | None) -> str | None:
 def _domain(fields: Any) -> Domain:
     if isinstance(fields, Domain):
         return fields
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(fields).items()}
+    values: Json = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(fields).items()}
     return Domain(**values)
 
 
@@ -81,7 +81,7 @@ class Header(BaseModel):
     """The name of a loss of the user's own."""
 
     @classmethod
-    def read(cls, path: Path, meta: Mapping[str, Any]) -> Header:
+    def read(cls, path: Path, meta: Json) -> Header:
         """The header of a file, checked."""
         try:
             return cls.model_validate(meta)
@@ -162,7 +162,7 @@ def load_observations(
     header: Header
     architecture: nn.Module
 
-    def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(meta: Json, shapes: Shapes) -> None:
         nonlocal header, architecture
         header = Header.read(path, meta)
         own = models.build(module, header.domain, seed=0) if isinstance(module, str) else module
@@ -280,11 +280,11 @@ def limit_parameters(tensors: int) -> Iterator[None]:
         hook.remove()
 
 
-def _check_shapes(path: Path, header: Header, shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
+def _check_shapes(path: Path, header: Header, shapes: Shapes, module: nn.Module) -> None:
     parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
     if (1 + header.earlier) * len(parameters) > len(shapes):
         raise BadFileError(f"{path}: it has {len(shapes)} tensors, too few for the model and the replies of its header")
-    wanted: dict[str, tuple[int, ...]] = {}
+    wanted: Shapes = {}
     for place in header.places:
         sent = {f"{place}sent/{name}": shape for name, shape in parameters.items()}
         wanted |= {name: shape for name, shape in sent.items() if not place or name in shapes}

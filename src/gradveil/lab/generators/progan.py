@@ -108,19 +108,16 @@ def read_tfjs(folder: Path) -> dict[str, Tensor]:
         groups = read_json(listing)["weightsManifest"]
         weights: dict[str, Tensor] = {}
         for group in groups:
-            blob = b"".join(_shard(folder, name) for name in group["paths"])
+            outside = next((name for name in group["paths"] if Path(name).name != name), None)
+            if outside is not None:
+                raise BadFileError(f"{listing} names a shard outside its folder: {outside!r}")
+            blob = b"".join(read_bytes(folder / name, most=2**31) for name in group["paths"])
             weights |= _cut(blob, group["weights"], listing)
         return weights
     except OSError as error:
         raise BadFileError(f"cannot read {error.filename}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise BadFileError(f"{listing} does not list weights as TensorFlow.js does") from None
-
-
-def _shard(folder: Path, name: str) -> bytes:
-    if Path(name).name != name:
-        raise BadFileError(f"{folder / 'model.json'} names a shard outside its folder: {name!r}")
-    return read_bytes(folder / name, most=2**31)
 
 
 def _cut(blob: bytes, entries: list[Json], listing: Path) -> dict[str, Tensor]:

@@ -161,8 +161,19 @@ def make_study(name: str, fields: Json) -> Study:
     if file.grid and file.grids:
         raise GradveilError(f"study {name}: write either one grid: or several below grids:, not both")
     entries: dict[str, StudyEntry] = {}
+    case: Case | ObservedCase | Training
     for chosen in _combinations(file, name):
-        entry = _entry(file, chosen, name)
+        title = " ".join(f"{field}={_shown(value)}" for field, value in chosen.items()) or name
+        given = _nested(file.base | chosen, name)
+        given |= {field: [given[field]] for field in _LISTS & given.keys() if isinstance(given[field], str)}
+        try:
+            if file.kind == "training":
+                case = make_training(given)
+            else:
+                case = make_observed_case(given) if "observations" in given else make_case(given)
+        except GradveilError as error:
+            raise GradveilError(f"study {name}, case {title}: {error}") from None
+        entry = StudyEntry(file.kind, case, title)
         entries.setdefault(entry.digest, entry)
     if not entries:
         raise GradveilError(f"study {name}: exclude leaves no case")
@@ -193,21 +204,6 @@ def _combinations(file: _File, name: str) -> Iterator[Json]:
     if idle is not None:
         shown = ", ".join(f"{field}: {_shown(value)}" for field, value in idle.items())
         raise GradveilError(f"study {name}: exclude {{{shown}}} meets no case: write its values as base or grid does")
-
-
-def _entry(file: _File, chosen: Json, name: str) -> StudyEntry:
-    title = " ".join(f"{field}={_shown(value)}" for field, value in chosen.items()) or name
-    fields = _nested(file.base | chosen, name)
-    fields |= {field: [fields[field]] for field in _LISTS & fields.keys() if isinstance(fields[field], str)}
-    case: Case | ObservedCase | Training
-    try:
-        if file.kind == "training":
-            case = make_training(fields)
-        else:
-            case = make_observed_case(fields) if "observations" in fields else make_case(fields)
-    except GradveilError as error:
-        raise GradveilError(f"study {name}, case {title}: {error}") from None
-    return StudyEntry(file.kind, case, title)
 
 
 def _nested(given: Json, name: str) -> Json:
