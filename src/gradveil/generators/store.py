@@ -7,9 +7,11 @@ architecture, and a card. Others are factories of the entry points ``gradveil.ge
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -108,7 +110,7 @@ def resized(generator: Generator, size: int | None) -> Generator:
     return generator if size is None else Resized(generator, size)
 
 
-def save_generator(path: Path, model: DCGAN, card: Json) -> None:
+def save_generator(path: Path, model: DCGAN, card: Mapping[str, Any]) -> None:
     """Write a trained generator; ``card`` says what it was trained on, how long, and how good it is."""
 
     def halved(name: str, tensor: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ def save_generator(path: Path, model: DCGAN, card: Json) -> None:
         return tensor if "running" in name or not tensor.is_floating_point() else tensor.half()
 
     tensors = {name: halved(name, tensor) for name, tensor in model.state_dict().items()}
-    write_tensors(path, KIND, tensors, {"architecture": "dcgan", "options": model.options, "card": card})
+    write_tensors(path, KIND, tensors, {"architecture": "dcgan", "options": model.options, "card": dict(card)})
 
 
 def load_generator(path: Path) -> DCGAN:
