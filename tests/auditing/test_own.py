@@ -53,7 +53,7 @@ def test_attacks_match_the_loss_that_clients_minimise() -> None:
 def test_an_update_over_several_examples_and_local_steps() -> None:
     recipe = Recipe(sends="delta", lr=0.1, epochs=1, batch_size=1)
     found = gradveil.audit(own_model(), DIGITS, recipe=recipe, batch_size=2, attack="analytic")
-    assert found.case["recipe"]["sends"] == "delta"
+    assert found.case["recipe"]["sends"] == "delta"  # type: ignore[call-overload]
     assert {row.images for row in found.rows} == {4}
 
 

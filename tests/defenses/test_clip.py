@@ -58,7 +58,7 @@ def test_examples_are_clipped_as_in_a_plain_loop(model: str) -> None:
     lengths = [float(norm(g)) for g in singles]
     bound = sum(lengths) / 5
     expected: Params = {
-        name: sum(g[name] * min(1.0, bound / length) for g, length in zip(singles, lengths, strict=True)) / 5
+        name: sum(g[name] * min(1.0, bound / length) for g, length in zip(singles, lengths, strict=True)) / 5  # type: ignore[misc]
         for name in step.params
     }
     sent = DEFENSES.build(f"clip:bound={bound},per=example").on_gradient(step.gradient(), step)
@@ -416,7 +416,7 @@ def test_models_that_vmap_cannot_do_go_one_example_after_another(model: str) -> 
     step = replace(step_on("lenet", examples=1)[1], model=Functional(module, train_mode=None), batch=batch)
     step = replace(step, params=step.model.params)
     singles = [shared.one_by_one(step, batch.take(slice(i, i + 1))) for i in range(5)]
-    each = clip.ExampleGradients(step).gradients(batch)
+    each = clip.ExampleGradients(step).gradients(batch)  # type: ignore[attr-defined]
     for name, tensor in each.items():
         assert torch.equal(tensor, torch.cat([one[name] for one in singles]))
     outside = module.train()(batch.inputs[:1])
