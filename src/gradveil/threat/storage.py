@@ -109,6 +109,10 @@ class Header(BaseModel):
         return [*(f"earlier/{number}/" for number in range(self.earlier)), ""]
 
 
+_OF_BOTH = Header.model_fields.keys() & Observation.__dataclass_fields__.keys() - {"earlier", "loss"}
+"""What an observation and the header of its file have in common."""
+
+
 def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     """Write replies to the same broadcast into one file."""
     first = seen[0]
@@ -117,20 +121,10 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     )
     if not same:
         raise GradveilError("one observation file holds replies to one broadcast; write several files")
-    header = Header(  # what could not be opened again is not written
-        model=first.model,
-        domain=first.domain,
-        threat=first.threat,
-        kind=first.kind,
-        replies=len(seen),
-        batch_size=first.batch_size,
-        recipe=first.recipe,
-        defense=first.defense,
-        reshaped=first.reshaped,
-        crafted=first.crafted,
-        earlier=len(first.earlier),
-        loss=None if first.loss is cross_entropy else getattr(first.loss, "__qualname__", repr(first.loss)),
-    )
+    own_loss = None if first.loss is cross_entropy else getattr(first.loss, "__qualname__", repr(first.loss))
+    known = {name: getattr(first, name) for name in _OF_BOTH}
+    # what could not be opened again is not written
+    header = Header(**known, replies=len(seen), earlier=len(first.earlier), loss=own_loss)
     tensors = {f"buffer/{name}": tensor for name, tensor in _persistent_buffers(first.module).items()}
     for place, asked in zip(header.places, zip(*((*one.earlier, one) for one in seen), strict=True), strict=True):
         sent = asked[0].sent
@@ -181,24 +175,11 @@ def load_observations(
     architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
     labels, statistics = _labels(path, tensors, header.domain.classes), _part(tensors, "statistics/")
 
-    def observation(place: str, number: int, **known: Any) -> Observation:
+    known = {name: getattr(header, name) for name in _OF_BOTH} | {"loss": loss or cross_entropy}
+
+    def observation(place: str, number: int, **more: Any) -> Observation:
         reply = {name: tensor[number] for name, tensor in _part(tensors, f"{place}reply/").items()}
-        return Observation(
-            module=architecture,
-            model=header.model,
-            domain=header.domain,
-            threat=header.threat,
-            sent=sent[place],
-            reply=reply,
-            kind=header.kind,
-            batch_size=header.batch_size,
-            recipe=header.recipe,
-            defense=header.defense,
-            reshaped=header.reshaped,
-            crafted=header.crafted,
-            loss=loss or cross_entropy,
-            **known,
-        )
+        return Observation(module=architecture, sent=sent[place], reply=reply, **known, **more)
 
     sent = {place: _part(tensors, "sent/") | _part(tensors, f"{place}sent/") for place in header.places}
     return [
