@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import torch
 
 from gradveil.lab.bench import throughput
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "lenet": {"model": "lenet:init=wide", "problems": 512, "steps": 40},
     "resnet18": {"model": "resnet18", "problems": 128, "steps": 10},
     "resnet18-224": {"model": "resnet18", "problems": 32, "steps": 10, "size": 224, "classes": 1000},

@@ -67,8 +67,8 @@ class Network:
             path.mkdir(parents=True, exist_ok=True)
         self.address = f"{HOST}:{free_port()}"
         self.keys: Keys | None = make_keys(self.folder / "keys") if tls else None
-        path = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"  # programs of Flower start others
-        self.environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home), "PATH": path}
+        programs = f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}"  # programs of Flower start others
+        self.environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home), "PATH": programs}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (self.home / "config.toml").write_text(self._connection())
 

@@ -20,8 +20,10 @@ from gradveil.assets import read_numpy_pickle
 
 LONG, DEEP = "@@long@@", "@@deep@@"
 """Stand for what no JSON writer would write: a number of 5,000 digits, and lists within lists."""
-NUMBERS = [0, -1, 1, 2, 7, 2**31, 2**63, 2**64, 2**70, -(2**63), 10**400, 0.5, -0.0, 1e-320, 1e38, 3e35, 1e308,
-           float("nan"), float("inf"), -float("inf")]  # fmt: skip
+NUMBERS: list[Any] = [
+    0, -1, 1, 2, 7, 2**31, 2**63, 2**64, 2**70, -(2**63), 10**400, 0.5, -0.0, 1e-320, 1e38, 3e35, 1e308,
+    float("nan"), float("inf"), -float("inf"),
+]  # fmt: skip
 TEXTS = [
     "", " ", "none", "0", "nan", "../../../etc/passwd", "/etc/passwd", "/dev/zero", "a/../../b", "C:\\x", "a\0b",
     "a\nb\rc", "\x1b[2J\x1b]0;x\a", "\u202e\u2028", "\ud800", "é" * 300, "x" * 100_000, "%s%n{0}{}", "[red]x[/red]",
@@ -30,7 +32,21 @@ TEXTS = [
     "noise:sigma=nan", "precode", "none+none+none", "clip:bound=-1", "ig:iterations=0", "analytic", "identify",
     "folder:path=/", "mnist-samples", "cifar10-samples", "C+labels", "H", "2024-99-99", "1_000", "0x10", "~", "!!int",
 ]  # fmt: skip
-OTHERS = [None, True, False, [], {}, [[]], [None], {"": ""}, {"a": {"b": []}}, [1, "a", None], LONG, DEEP, [DEEP]]
+OTHERS: list[Any] = [
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": ""},
+    {"a": {"b": []}},
+    [1, "a", None],
+    LONG,
+    DEEP,
+    [DEEP],
+]
 
 
 PICKLES = [

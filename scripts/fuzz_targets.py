@@ -55,8 +55,10 @@ from gradveil.threat import load_observations
 
 CASE = {"data": "mnist-samples", "model": "mlp:hidden=8,depth=1", "defenses": ["none"], "attacks": ["ig:iterations=1"],
         "images": 1, "gallery": 10, "restarts": 1, "device": "cpu"}  # fmt: skip
-TRAINING = {"data": "mnist-samples", "model": "mlp:hidden=8,depth=1", "clients": 2, "rounds": 1, "batch_size": 1,
-            "algorithm": "fedsgd", "tap": ["0@1"], "device": "cpu"}  # fmt: skip
+TRAINING: dict[str, Any] = {
+    "data": "mnist-samples", "model": "mlp:hidden=8,depth=1", "clients": 2, "rounds": 1, "batch_size": 1,
+    "algorithm": "fedsgd", "tap": ["0@1"], "device": "cpu",
+}  # fmt: skip
 TAP = "taps/round-0001-client-0000.safetensors"
 FAST = ["--attack", "analytic", "--gallery", "10", "--restarts", "1", "--budget", "quick"]
 _LEADERBOARD = Path(__file__).parents[1] / "docs" / "leaderboard" / "results"

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    times = {guarded: [] for guarded in (False, True)}
+    times: dict[bool, list[float]] = {guarded: [] for guarded in (False, True)}
     for _ in range(options.repeats):
         for guarded, found in times.items():
             found.append(step_ms(guarded, options))

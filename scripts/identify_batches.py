@@ -73,7 +73,7 @@ def main() -> None:
             seen = replies(options.model, defense, options.seed + i, private)
             for way, attack in WAYS.items():
                 found = attack(seen, seeds=[0] * len(seen))
-                shares[way].append(ranked(found, private, DATA).ranked_first)
+                shares[way].append(ranked(found, private, DATA).ranked_first or 0.0)
         means = {way: round(sum(each) / SEEDS, 3) for way, each in shares.items()}
         print(
             json.dumps({"model": options.model, "defense": defense, "images": SEEDS * SIZE * EACH, **means}), flush=True

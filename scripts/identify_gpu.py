@@ -54,7 +54,7 @@ def replies(data: ImageSet, private: torch.Tensor, model: str, defense: str, thr
         batch = data.batch([i]).to(DEVICE)
         yield observe(
             module=module, model=model, domain=data.domain, sent=sent, batch=batch, recipe=RECIPE, defense=defense,
-            reply=client.reply(sent, batch, Stream.seeded(0, "defense", i, device=DEVICE)).update,
+            reply=client.reply(sent, batch, Stream.seeded(0, "defense", i)).update,
             threat=threat_model(threat), candidates=data,
         )  # fmt: skip
 

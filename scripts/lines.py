@@ -17,7 +17,7 @@ class Lines:
         self.printed: set[str] = set()
 
     @contextmanager
-    def task(self, title: str, total: float | None, unit: str = "steps") -> Iterator[Lines]:  # noqa: ARG002
+    def task(self, title: str, total: float | None) -> Iterator[Lines]:  # noqa: ARG002
         started = time.perf_counter()
         yield self if title == "audit" else _Part(self.folder)
         seconds = time.perf_counter() - started

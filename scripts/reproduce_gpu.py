@@ -19,6 +19,7 @@ import time
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class Lines:
             if result is not None:
                 self.printed.add(entry.digest)
                 shutil.rmtree(self.results.case(entry.digest) / "observations", ignore_errors=True)
-                row = next((row for row in result["rows"] if row.get("prior_of") is None), {})
+                row: dict[str, Any] = next((row for row in result["rows"] if row.get("prior_of") is None), {})
                 shown = "  ".join(f"{name} {row[name]:.3f}" for name in ("psnr", "ssim", "accuracy") if row.get(name))
                 took = self.results.seconds(entry.digest) or 0.0
                 say(self.started, f"{took:7.1f} s  {self.planned.reproduction.name}: {entry.title}  {shown}")

@@ -129,7 +129,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10))
     batch = load("mnist-samples").batch(range(3))
     attacks = ["analytic", f"ig:{SEARCH}", "identify"]
-    own = gradveil.audit(model, batch, defense=["none", "noise:sigma=0.01"], attack=attacks, threat="D")
+    own: Any = gradveil.audit(model, batch, defense=["none", "noise:sigma=0.01"], attack=attacks, threat="D")
     found["own audit"] = own if isinstance(own, dict) else as_version_1(own.as_json())
     command("reproduce", "censor-7", "--scale", "small", "--workers", "1", "--out", folder / "reproduction")
     results = sorted((folder / "reproduction").rglob("audit.json"))

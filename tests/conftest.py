@@ -48,7 +48,7 @@ if DISTURB:
         shares = torch.rand(inputs.shape[1:], generator=torch.Generator().manual_seed(0))
         return inputs * (1 - DISTURB * shares.to(inputs))
 
-    MemoryImages._inputs = darker  # type: ignore[method-assign]
+    MemoryImages._inputs = darker  # type: ignore[method-assign,assignment]
 
 
 def pytest_report_header() -> str:

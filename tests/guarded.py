@@ -72,7 +72,7 @@ class Loop:
 
     def __init__(self, defense: str | Defense) -> None:
         torch.manual_seed(0)
-        self.model: nn.Module = Net()
+        self.model: Any = Net()
         self.inputs, self.targets = examples()
         self.defense = defense
         self.least = LR * (1e-3 * SIGMA if defense == NOISE else 0.9)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+from torch import nn
+
 from exchanges import SAMPLES
 from gradveil import models
 from gradveil.client import cross_entropy
@@ -24,7 +26,7 @@ def step_on(
 
 
 def step_of(
-    module, batch: Batch, seed: int = 0, number: int = 1, lr: float = 0.1, round_number: int = 1
+    module: nn.Module, batch: Batch, seed: int = 0, number: int = 1, lr: float = 0.1, round_number: int = 1
 ) -> tuple[Params, Step]:
     function = Functional(module)
     step = Step(

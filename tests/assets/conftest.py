@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRegistry]:
     """The registry running, with pip and npm set up for it and for nothing else."""
-    handler = type("Handler", (_Handler,), {})
+    handler: type[_Handler] = type("Handler", (_Handler,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     handler.registry = LocalRegistry(f"http://127.0.0.1:{server.server_port}")
     configured = ("PIP_", "NPM_CONFIG_")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,9 +116,12 @@ def test_the_l1_ball_is_met_at_its_nearest_point() -> None:
     near = into_l1_ball(points, 1.5)
     for point, found in zip(points, near, strict=True):
         inside = point.abs().sum() <= 1.5
-        ball = {"type": "ineq", "fun": lambda y: 1.5 - abs(y).sum()}
+        ball: Any = {"type": "ineq", "fun": lambda y: 1.5 - abs(y).sum()}
         best = minimize(
-            lambda y, x: ((y - x) ** 2).sum(), point.numpy() * 0.1, args=(point.numpy(),), constraints=ball
+            lambda y, x: ((y - x) ** 2).sum(),  # type: ignore[misc]
+            point.numpy() * 0.1,
+            args=(point.numpy(),),
+            constraints=ball,
         ).x
         assert found.abs().sum() <= 1.5 + 1e-9
         torch.testing.assert_close(found, point if inside else torch.from_numpy(best), atol=2e-3, rtol=0)

@@ -96,7 +96,7 @@ def test_what_is_not_granted_is_not_used() -> None:
     known = observed(private_batches(6), model="lenet", defense="sparsify:rate=0.95", threat="D")
     plain = attacked("identify:informed=false", known)
     for one, other in zip(attacked("identify", seen), plain, strict=True):
-        assert torch.equal(one.scores, other.scores)
+        assert torch.equal(one.scores, other.scores)  # type: ignore[arg-type]
 
 
 def test_noise_hides() -> None:
@@ -225,7 +225,7 @@ def test_without_the_recipe_there_is_no_path() -> None:
     seen = observed(private_batches(1, 8), threat="B+candidates", recipe=FEDAVG)
     assert seen[0].recipe is None
     for one, plain in zip(attacked("identify", seen), attacked("identify:informed=false", seen), strict=True):
-        assert torch.equal(one.scores, plain.scores)
+        assert torch.equal(one.scores, plain.scores)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_scores_are_saved_and_ranks_are_of_the_granted_list_only(tmp_path: Path)
     save_reconstructions(tmp_path / "x", found)
     loaded = load_reconstructions(tmp_path / "x")
     for one, again in zip(found, loaded, strict=True):
-        assert torch.equal(one.scores, again.scores)
+        assert torch.equal(one.scores, again.scores)  # type: ignore[arg-type]
         assert again.candidates == SAMPLES.name
     index = torch.arange(2)
     assert ranked(loaded, index, SAMPLES) == Ranking(candidates=100, ranks=(1, 1), ranked_first=1.0)

@@ -311,8 +311,10 @@ def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
 
 
 def test_digests_differ_as_soon_as_anything_does() -> None:
-    variants = [{}, {"seed": 1}, {"images": 2}, {"restarts": 3}, {"budget": "quick"}, {"gallery": 50}, {"threat": "B"},
-                {"recipe": {"train_mode": True}}, {"model": "lenet"}]  # fmt: skip
+    variants: list[dict[str, Any]] = [
+        {}, {"seed": 1}, {"images": 2}, {"restarts": 3}, {"budget": "quick"}, {"gallery": 50}, {"threat": "B"},
+        {"recipe": {"train_mode": True}}, {"model": "lenet"},
+    ]  # fmt: skip
     digests = {digest for fields in variants for digest in digests_of(make_case({**fields, "attacks": ["ig"]}))}
     assert len(digests) == 3 * len(variants)
     plain = Case(attacks=("ig",))

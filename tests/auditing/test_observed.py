@@ -28,7 +28,14 @@ IG = "ig:iterations=8,restarts=2"
 
 
 def train(folder: Path, **fields: Any) -> Path:
-    usual = {"data": "mnist-samples", "model": MODEL, "clients": 4, "rounds": 3, "tap": TAPPED, "batch_size": 1}
+    usual: dict[str, Any] = {
+        "data": "mnist-samples",
+        "model": MODEL,
+        "clients": 4,
+        "rounds": 3,
+        "tap": TAPPED,
+        "batch_size": 1,
+    }
     run_training(Training(**({"algorithm": "fedsgd"} | usual | fields)), folder)
     return folder
 
@@ -191,7 +198,7 @@ def test_without_a_truth_only_the_objective_is_known(own: Path, tmp_path: Path) 
     assert set(rows) == {(1, (0, 1)), (3, (0,)), (3, (1,))}
     bare = rows[3, (1,)]
     assert bare.objective is not None
-    assert bare.identified is bare.psnr is bare.files.truth is None
+    assert (bare.identified, bare.psnr, bare.files.truth) == (None, None, None)
     assert "no truth" in bare.not_available["psnr"]
     assert rows[3, (0,)].psnr > 0
     assert "no truth" in render(tmp_path / "a").read_text()

@@ -58,7 +58,7 @@ def test_an_audit_of_saved_exchanges_is_not_gone_on_with_as_another(kept: Path, 
 
 @pytest.mark.integration
 def test_attacks_and_defenses_may_be_added(kept: Path) -> None:
-    more = {"attacks": ["analytic", "identify"], "defenses": ["none", "noise"], "restarts": 1}
+    more: dict[str, Any] = {"attacks": ["analytic", "identify"], "defenses": ["none", "noise"], "restarts": 1}
     result = run_case(make_case({**FIELDS, **more}), kept, resume=True)
     crossed = {(row.attack, row.defense) for row in result.rows if not row.is_prior}
     assert crossed == {(attack, defense) for attack in more["attacks"] for defense in more["defenses"]}

@@ -31,7 +31,7 @@ def setting(
     domain = load(data).domain
     domain = domain if size is None else replace(domain, height=size, width=size)
     module = models.build(model, domain, seed=0)
-    plain = {"recipe": Recipe(), "batch_size": 1}
+    plain: dict[str, Any] = {"recipe": Recipe(), "batch_size": 1}
     return SuiteSetting(threat=threat_model(threat), module=module, model=model, domain=domain, **(plain | other))
 
 
@@ -125,7 +125,7 @@ def test_the_quick_suite_of_the_strongest_adversary_runs(model: str, defenses: l
     case = make_case({**TINY, "budget": "quick", "threat": "H", "model": model, "defenses": defenses})
     audit = run_case(case, tmp_path / "a")
     met = {row.attack for row in audit.rows if row.prior_of is None}
-    assert met == set(suite("quick", setting("H", model, batch_size=2))) == set(audit.case["attacks"])
+    assert met == set(suite("quick", setting("H", model, batch_size=2))) == set(audit.case["attacks"])  # type: ignore[arg-type]
     assert len(audit.verdicts) == len(defenses)
 
 
@@ -154,7 +154,7 @@ def test_saved_exchanges_get_a_suite_too(tmp_path: Path) -> None:
     run_training(training, tmp_path / "t")
     case = make_observed_case({"observations": [str(tmp_path / "t")], "budget": "quick", "gallery": 10})
     audit = run_observed(case, tmp_path / "a")
-    assert set(audit.case["attacks"]) == {"analytic", "informed"}
+    assert set(audit.case["attacks"]) == {"analytic", "informed"}  # type: ignore[arg-type]
 
 
 UNFIT = {**TINY, "budget": "quick", "model": "convnet:width=4", "attacks": ["identify"], "threat": "D"}

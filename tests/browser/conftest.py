@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -34,8 +35,8 @@ def visit(browser: Browser) -> Iterator[Open]:
     """Open a file at a width and in a theme: ``visit(path, width=400, theme="dark")``."""
     contexts = []
 
-    def open_file(path: Path, *, width: int = 1280, theme: str = "light", javascript: bool = True) -> Visit:
-        size = {"width": width, "height": 900}
+    def open_file(path: Path, *, width: int = 1280, theme: Any = "light", javascript: bool = True) -> Visit:
+        size: Any = {"width": width, "height": 900}
         context = browser.new_context(viewport=size, color_scheme=theme, java_script_enabled=javascript)
         contexts.append(context)
         seen = Visit(context.new_page())

@@ -94,7 +94,7 @@ def test_under_dp_a_buffer_carries_no_example_into_later_steps(start: Tensor | N
     for _ in range(2):
         optimizer.zero_grad()
         loss = guard.loss(model(inputs), targets)
-        assert model[0].mean is None if start is None else torch.equal(model[0].mean, start)
+        assert model[0].mean is None if start is None else torch.equal(model[0].mean, start)  # type: ignore[arg-type]
         loss.backward()
         optimizer.step()
     guard.update()
@@ -149,6 +149,8 @@ def test_outputs_in_bfloat16_are_no_other_loss(seed: int) -> None:
 
 def test_dp_takes_a_counter_in_a_buffer() -> None:
     class Counted(Net):
+        calls: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("calls", torch.tensor(0))
@@ -323,7 +325,7 @@ def test_a_state_has_tied_and_shared_tensors_under_all_their_names() -> None:
             super().__init__()
             self.again = self.head
             self.register_buffer("one", torch.ones(2))
-            self.register_buffer("other", self.one)
+            self.register_buffer("other", self.one)  # type: ignore[arg-type]
             self.register_buffer("passing", torch.ones(2), persistent=False)
             self._register_state_dict_hook(lambda _m, state, *_: {n: t.clone() for n, t in state.items()})
 
@@ -568,7 +570,7 @@ def test_a_model_in_a_new_wrapper_goes_on_counting() -> None:
     layer, spent = nn.Linear(4, 2), []
     optimizer, (inputs, targets) = torch.optim.SGD(layer.parameters(), lr=LR), drawn(8)
     for wrapped in (layer, nn.Sequential(layer), torch.compile(layer, backend="eager")):
-        with gradveil.protect(wrapped, optimizer, cross_entropy, defense="dp:sigma=1") as guard:
+        with gradveil.protect(wrapped, optimizer, cross_entropy, defense="dp:sigma=1") as guard:  # type: ignore[arg-type]
             optimizer.zero_grad()
             guard.loss(wrapped(inputs), targets).backward()
             optimizer.step()
@@ -598,7 +600,7 @@ def test_a_model_with_new_layers_or_parameters_goes_on_counting() -> None:
     model[0] = nn.Linear(4, 2)
     assert steps_counted(model) == 4
     other = nn.Linear(4, 2)
-    other.weight = model[0].weight
+    other.weight = model[0].weight  # type: ignore[assignment]
     assert steps_counted(other) == 5
     assert steps_counted(nn.Sequential(nn.Linear(4, 2), nn.Identity())) == 1, "another model counts anew"
 
@@ -654,7 +656,7 @@ def test_an_empty_batch_leaves_running_statistics_alone() -> None:
     guard = gradveil.protect(model, optimizer, cross_entropy, defense=NOISE)
     guard.loss(model(torch.zeros(0, 4)), torch.zeros(0).long()).backward()
     optimizer.step()
-    assert torch.equal(model[1].running_var, torch.ones(3))
+    assert torch.equal(model[1].running_var, torch.ones(3))  # type: ignore[arg-type]
 
 
 def test_spectral_norm_works_under_dp() -> None:
@@ -784,7 +786,7 @@ def test_dp_follows_no_number_of_a_pass_that_failed_or_ran_again(kind: type[nn.M
 def test_dp_refuses_a_layer_that_was_replaced_after_protect() -> None:
     model, (inputs, targets) = Heated(), drawn(11)
     guard = gradveil.protect(model, torch.optim.SGD(model.parameters(), lr=LR), cross_entropy, defense="dp:sigma=1")
-    model.act = nn.Tanh()
+    model.act = nn.Tanh()  # type: ignore[assignment]
     for _ in range(2):
         with pytest.raises(GradveilError, match="'act' was replaced"):
             guard.loss(model(inputs), targets)
@@ -795,6 +797,6 @@ def test_dp_refuses_a_layer_that_was_replaced_after_protect() -> None:
 def test_dp_refuses_a_number_that_became_a_tensor() -> None:
     model, (inputs, targets) = Heated(), drawn(11)
     guard = gradveil.protect(model, torch.optim.SGD(model.parameters(), lr=LR), cross_entropy, defense="dp:sigma=1")
-    model.temperature = torch.tensor(3.0)
+    model.temperature = torch.tensor(3.0)  # type: ignore[assignment]
     with pytest.raises(GradveilError, match="'temperature' was replaced"):
         guard.loss(model(inputs), targets)

@@ -164,10 +164,10 @@ WRONG: dict[str, Callable[[], Any]] = {
     "no defense": lambda: client(defense=None),
     "a loss that is no function": lambda: client(loss="cross_entropy"),
     "a model that is no module": lambda: gradveil.Client(
-        F.relu,
+        F.relu,  # type: ignore[arg-type]
         loss=F.cross_entropy,
         defense="noise",
-        optimizer=sgd,  # type: ignore[arg-type]
+        optimizer=sgd,
     ),
     "a pickled client": lambda: pickle.dumps(client()[0]),
     "a copied client": lambda: copy.deepcopy(client()[0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ class Awkward(nn.Module):
 def test_an_awkward_model_trains(defense: str) -> None:
     torch.manual_seed(0)
     model = Awkward()
-    after = trained(model, defense, steps=2)
+    after: Any = trained(model, defense, steps=2)
     assert torch.equal(after.frozen.weight, model.frozen.weight), "frozen parameters stay"
     assert torch.equal(after.unused.weight, model.unused.weight), "what has no gradient gets no noise"
     assert after.again.weight is after.mix.weight, "tied parameters stay tied"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,16 @@ def test_norms_of_long_rows_are_exact(size: int) -> None:
 
 def test_seeds_depend_on_the_whole_path_and_not_on_its_grouping() -> None:
     assert derive(0, "a", 1) == derive(0, "a", 1)
-    paths = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", 1), (0, "a1"), (0, "a", "1", "2"), (0, "a", "12")]
+    paths: list[tuple[Any, ...]] = [
+        (0,),
+        (1,),
+        (0, "a"),
+        (0, "b"),
+        (0, "a", 1),
+        (0, "a1"),
+        (0, "a", "1", "2"),
+        (0, "a", "12"),
+    ]
     assert len({derive(*path) for path in paths}) == len(paths)
     assert torch.equal(torch.randn(3, generator=generator(5, "x")), torch.randn(3, generator=generator(5, "x")))
 

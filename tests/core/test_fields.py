@@ -52,7 +52,7 @@ def test_what_is_wrong_is_one_line(given: dict[str, Any], line: str) -> None:
 
 def test_a_field_is_named_as_a_config_spells_it() -> None:
     with pytest.raises(GradveilError, match=r"^at-most is a whole number, not 1\.5$"):
-        Dashed(at_most=1.5)
+        Dashed(at_most=1.5)  # type: ignore[arg-type]
 
 
 def test_numbers_stay_as_they_were_written() -> None:

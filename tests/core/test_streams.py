@@ -52,7 +52,16 @@ def test_each_draw_has_a_nonce_of_its_own() -> None:
 
 
 def test_a_seed_and_a_path_name_a_stream() -> None:
-    paths = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", 1), (0, "a1"), (0, "a", "1", "2"), (0, "a", "12")]
+    paths: list[tuple[Any, ...]] = [
+        (0,),
+        (1,),
+        (0, "a"),
+        (0, "b"),
+        (0, "a", 1),
+        (0, "a1"),
+        (0, "a", "1", "2"),
+        (0, "a", "12"),
+    ]
     first = {path: Stream.seeded(*path).words(1).item() for path in paths}
     assert len(set(first.values())) == len(paths)
     assert first == {path: Stream.seeded(*path).words(1).item() for path in paths}
@@ -241,7 +250,7 @@ def test_seeded_streams_are_the_same_in_every_run_and_on_every_machine() -> None
     ],
     ids=["normal", "laplace", "uniform", "exponential"],
 )
-def test_draws_have_their_distribution_and_nothing_in_common(draw, distribution, moment) -> None:
+def test_draws_have_their_distribution_and_nothing_in_common(draw: Any, distribution: Any, moment: Any) -> None:
     stream, size = Stream.seeded(0, "quality"), 500_001
     first, second = (draw(stream, (size,), DOUBLE).numpy() for _ in range(2))
     assert stats.kstest(first, distribution.cdf).pvalue > 1e-3
@@ -346,7 +355,7 @@ def test_last_places_tell_the_truth_under_plain_noise_and_not_under_ours(like: T
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 @pytest.mark.parametrize("deviation", [0.1, 1.0, 3.3])
-def test_what_is_sent_lies_on_one_grid_and_its_last_places_are_even(deviation: float, kind) -> None:
+def test_what_is_sent_lies_on_one_grid_and_its_last_places_are_even(deviation: float, kind: Any) -> None:
     stream, step = Stream.seeded(0, "grid"), 2.0 ** math.floor(math.log2(deviation * GRID))
     counts = []
     for true in (0.0, 1 / 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,8 +112,8 @@ def test_a_photograph_is_upright_however_the_camera_was_held(orientation: int, s
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.fromarray(np.ascontiguousarray(stored))
-    how = {"jpg": {"quality": 95, "subsampling": 0}, "webp": {"lossless": True}}.get(suffix, {})
-    image.save(tmp_path / f"x.{suffix}", exif=exif, **how)
+    hows: dict[str, dict[str, Any]] = {"jpg": {"quality": 95, "subsampling": 0}, "webp": {"lossless": True}}
+    image.save(tmp_path / f"x.{suffix}", exif=exif, **hows.get(suffix, {}))
     shown = _decode(tmp_path / f"x.{suffix}", (32, 32), channels=3)
     torch.testing.assert_close(shown.float(), torch.from_numpy(scene).permute(2, 0, 1).float(), atol=40, rtol=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_own_dataset_uses_targets_without_reading_images() -> None:
         (Own(PIXELS.float() / 255), {"labels": [0, 1]}, "6 examples but 2 labels"),
     ],
 )
-def test_own_dataset_of_another_kind_is_refused(dataset: Own, options: dict[str, list[int]], complaint: str) -> None:
+def test_own_dataset_of_another_kind_is_refused(dataset: Own, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(GradveilError, match=complaint):
         from_dataset(dataset, name="own", class_names=CLASSES, **options)
 

@@ -40,7 +40,9 @@ def by_pillow(images: Tensor, operation: Callable[[Image.Image], Image.Image]) -
     return stacked.permute(0, 3, 1, 2) / 255
 
 
-def affine(*entries: float, resample: Image.Resampling = Image.Resampling.NEAREST) -> Callable:
+def affine(
+    *entries: float, resample: Image.Resampling = Image.Resampling.NEAREST
+) -> Callable[[Image.Image], Image.Image]:
     return lambda p: p.transform(p.size, Image.Transform.AFFINE, entries, resample)
 
 
@@ -48,7 +50,7 @@ EXACT = {
     "invert": (ats.invert, 0, ImageOps.invert),
     "posterize 6": (ats.posterize, 6, lambda p: ImageOps.posterize(p, 6)),
     "posterize 1": (ats.posterize, 1, lambda p: ImageOps.posterize(p, 1)),
-    "solarize 142.2": (ats.solarize, 142.2, lambda p: ImageOps.solarize(p, 142.2)),
+    "solarize 142.2": (ats.solarize, 142.2, lambda p: ImageOps.solarize(p, 142.2)),  # type: ignore[arg-type]
     "solarize 256": (ats.solarize, 256, lambda p: ImageOps.solarize(p, 256)),
     "equalize": (ats.equalize, 0, ImageOps.equalize),
 }
@@ -270,5 +272,5 @@ def test_a_policy_that_cannot_be_is_refused(policy: str) -> None:
 
 def test_a_policy_in_a_spec_has_one_spelling() -> None:
     assert DEFENSES.canonical("ats: policy=3-1-7_43-18-18 + noise") == "ats:policy=3-1-7_43-18-18+noise"
-    assert DEFENSES.build("ats:policy=0").policies == ((0,),)
-    assert DEFENSES.build("ats").policies == ((3, 1, 7), (43, 18, 18))
+    assert DEFENSES.build("ats:policy=0").policies == ((0,),)  # type: ignore[attr-defined]
+    assert DEFENSES.build("ats").policies == ((3, 1, 7), (43, 18, 18))  # type: ignore[attr-defined]

@@ -181,12 +181,14 @@ def test_what_is_sent_is_equation_seven(combine: str) -> None:
     shared = sent(f"dcs2:iterations=3,mix=0.3,k=2,sensitive=first,combine={combine}", gradient, step)
     again = replace(step, rng=Stream.seeded(0, "defense"))
     starts = start_points(again, torch.arange(4) == 0, each=2, kind="batch")
-    hidden = Batch(QUICK.conceal(again, step.batch.take([0, 0]), starts.batch).inputs, starts.batch.labels)
+    hidden = Batch(
+        QUICK.conceal(again, step.batch.take(torch.tensor([0, 0])), starts.batch).inputs, starts.batch.labels
+    )
     own = gradient_of(step, hidden.inputs, hidden.labels)
     as_sensitive = gradient_of(step, hidden.inputs, step.batch.labels[[0, 0]])
     added = add({name: 0.3 * tensor for name, tensor in own.items()}, as_sensitive, 0.7)
     kept = [i for i in range(4) if combine != "replace" or i not in starts.origin]
-    batch = step.batch.take(kept)
+    batch = step.batch.take(torch.tensor(kept))
     total = add(gradient_of(step, batch.inputs, batch.labels), added, 4 if combine == "literal" else 1)
     expected = {name: tensor / (6 if combine == "average" else 4) for name, tensor in total.items()}
     assert len(kept) == (2 if combine == "replace" else 4)
@@ -239,7 +241,7 @@ def test_a_mask_follows_the_local_data_through_mini_batches() -> None:
         concealed(torch.tensor([True, False, True]))
     with pytest.raises(GradveilError, match="below the model's 10, not 10"):
         SimulatedClient(module, recipe=recipe, defense=DEFENSES.build("dcs2:sensitive=label,label=10")).reply(
-            dict(module.named_parameters()), batch, generator(0)
+            dict(module.named_parameters()), batch, Stream.seeded(0)
         )
 
 
@@ -296,7 +298,7 @@ def test_batch_norm_in_train_mode_takes_one_example_at_a_time() -> None:
 
 def solved(shared: NDArray[np.float64], g: NDArray[np.float64]) -> NDArray[np.float64]:
     """The quadratic program (8), by a solver that knows nothing of its closed form."""
-    found = minimize(
+    found = minimize(  # type: ignore[call-overload]
         lambda z: 0.5 * ((z - shared) ** 2).sum(), np.zeros_like(g), jac=lambda z: z - shared,
         method="SLSQP", options={"ftol": 1e-14}, constraints={"type": "ineq", "fun": lambda z: g @ z},
     )  # fmt: skip

@@ -33,7 +33,7 @@ def with_slope(way: object, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]
 def both_agree(step: Step) -> bool:
     exact = in_double(step)
     *pairs, slopes = zip(*(with_slope(way, exact) for way in (dcs2._shared, dcs2._each_alone)), strict=True)
-    return all(same(one, other, 1e-9) for one, other in pairs) and same(*slopes, 1e-5)
+    return all(same(one, other, 1e-9) for one, other in pairs) and same(*slopes, 1e-5)  # type: ignore[call-arg]
 
 
 def same(one: Tensor, other: Tensor, share: float) -> bool:

@@ -28,7 +28,7 @@ def test_without_noise_it_is_the_mean_of_clipped_examples() -> None:
     sent = DEFENSES.build("dp:sigma=0,bound=0.5").on_gradient(step.gradient(), step)
     for name in sent:
         expected = sum(g[name] * min(1.0, 0.5 / float(norm(g))) for g in singles) / 4
-        assert torch.allclose(sent[name], expected, rtol=1e-4, atol=1e-8)
+        assert torch.allclose(sent[name], expected, rtol=1e-4, atol=1e-8)  # type: ignore[arg-type]
     assert min(float(norm(g)) for g in singles) > 0.5
     assert step.log.means() == {"clipped": 1.0}
 
@@ -86,8 +86,8 @@ def test_one_example_more_or_less_changes_at_most_bound_over_expected(clipped_st
         assert change == pytest.approx(bound / 6.5, rel=1e-3), "all are longer than the bound, so that it is reached"
     loose = clip.clipped_mean(clipped_step, 1e6)
     single = clipped_step.gradient(batch.take(slice(3, 4)))
-    rest = clip.clipped_mean(replace(clipped_step, batch=batch.take(slice(0, 3))), 1e6)
-    assert float(norm(subtract(loose, rest))) == pytest.approx(float(norm(single)) / 6.5, rel=1e-3)
+    others = clip.clipped_mean(replace(clipped_step, batch=batch.take(slice(0, 3))), 1e6)
+    assert float(norm(subtract(loose, others))) == pytest.approx(float(norm(single)) / 6.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("model", ["lenet", "vit"])
@@ -133,7 +133,7 @@ def test_an_empty_batch_of_unknown_expectation_is_refused() -> None:
         ({"sample_rate": 0.1, "expected": math.nan}, "expected is a number of examples above 0"),
     ],
 )
-def test_a_draw_that_cannot_be_is_refused(draw: dict[str, float], message: str) -> None:
+def test_a_draw_that_cannot_be_is_refused(draw: dict[str, Any], message: str) -> None:
     with pytest.raises(GradveilError, match=message):
         replace(step_on(examples=1)[1], **draw)
 

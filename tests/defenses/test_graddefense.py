@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_without_any_sensitivity_slices_have_equal_sizes() -> None:
 
 def test_half_of_the_slices_get_noise_of_that_deviation_and_the_others_stay() -> None:
     gradient, step = step_on("lenet:init=wide")
-    run = DEFENSES.build("graddefense:sigma=0.3,images=8").for_round(step)
+    run: Any = DEFENSES.build("graddefense:sigma=0.3,images=8").for_round(step)
     patterns = set()
     for seed in range(6):
         sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(seed)))
@@ -152,7 +153,7 @@ def test_the_run_is_deterministic_and_prepares_once(monkeypatch: pytest.MonkeyPa
 def test_examples_are_clipped_in_the_perturbed_slices_alone() -> None:
     _, step = step_on("lenet:init=wide", examples=3)
     gradient = step.gradient()
-    run = DEFENSES.build("graddefense:sigma=0,bound=0.01,images=8").for_round(step)
+    run: Any = DEFENSES.build("graddefense:sigma=0,bound=0.01,images=8").for_round(step)
     sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(1)))
     chosen = Stream.seeded(1).permutation(10)[:5].tolist()
     singles = [step.gradient(step.batch.take(slice(i, i + 1))) for i in range(3)]

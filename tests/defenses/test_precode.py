@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,8 @@ def test_the_model_keeps_everything_but_the_way_to_its_classifier(model: str) ->
     changed = defense.on_model(plain)
     inputs = SAMPLES.batch(range(3)).inputs
     name = models.classifier(plain, inputs)
-    bottleneck, linear = changed.get_submodule(name)  # type: ignore[misc]
+    parts: Any = changed.get_submodule(name)
+    bottleneck, linear = parts
     assert isinstance(bottleneck, precode.Bottleneck)
     assert models.classifier(changed, inputs) == f"{name}.1"
     assert torch.equal(linear.weight, before[f"{name}.weight"])
@@ -267,7 +269,7 @@ def test_a_client_sends_the_gradient_of_the_drawn_code_with_its_divergence(recip
             if recipe.sends == "delta":
                 with torch.no_grad():
                     for parameter, gradient in zip(copied.parameters(), gradients, strict=True):
-                        parameter -= recipe.lr * gradient
+                        parameter.sub_(recipe.lr * gradient)
     names = [name for name, _ in copied.named_parameters()]
     moved = {name: p.detach() - client.model.params[name] for name, p in copied.named_parameters()}
     expected = dict(zip(names, gradients, strict=True)) if recipe.sends == "gradient" else moved
@@ -300,7 +302,7 @@ def test_derivatives_agree_under_every_transform() -> None:
             torch.testing.assert_close(together[name][i], alone[name])
 
     image, label = inputs[0], batch.labels[0]
-    _, forward = jvp(lambda p: grad(loss, argnums=1)(p, image, label), (model.params,), (direction,))
+    forward = jvp(lambda p: grad(loss, argnums=1)(p, image, label), (model.params,), (direction,))[1]
     reverse = grad(lambda x: sum((g * direction[k]).sum() for k, g in grad(loss)(model.params, x, label).items()))(
         image
     )

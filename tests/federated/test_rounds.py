@@ -28,7 +28,8 @@ SMOOTH = f"{SMALL},activation=sigmoid"  # without kinks, where rounding could be
 
 
 def case(**fields: Any) -> Training:
-    return Training(**({"data": "mnist-samples", "model": SMALL, "clients": 4, "rounds": 3} | fields))
+    usual: dict[str, Any] = {"data": "mnist-samples", "model": SMALL, "clients": 4, "rounds": 3}
+    return Training(**(usual | fields))
 
 
 def trained(training: Training, data: ImageSet = SAMPLES, **given: Any) -> Federation:
@@ -73,7 +74,7 @@ def by_hand(federation: Federation) -> nn.Module:
             for name, parameter in server.named_parameters():
                 mean = sum(w * (end[name] - parameter) for w, end in zip(weights, ends, strict=True)) / sum(weights)
                 velocity[name] = mean + case.server_momentum * velocity.get(name, torch.zeros(()))
-                parameter += case.server_lr * velocity[name]
+                parameter.add_(case.server_lr * velocity[name])
     return server
 
 

@@ -225,6 +225,8 @@ def _(run: Run) -> None:
     class Counting(Net):
         def __init__(self) -> None:
             super().__init__()
+            self.seen: Tensor
+            self.scale: Tensor
             self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
             self.register_buffer("scale", torch.full((6,), 2.0), persistent=False)
 

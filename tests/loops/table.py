@@ -17,7 +17,7 @@ from guarded import LR, Net, examples
 Loss = Callable[[Tensor, Tensor], Tensor]
 Batches = Sequence[tuple[Tensor, Tensor]]
 
-BATCHES: Batches = [examples(seed) for seed in range(3)]
+BATCHES = [examples(seed) for seed in range(3)]
 
 
 @dataclass

@@ -322,7 +322,7 @@ def _(loop: Loop) -> None:
 @misuse("a hook after accumulation that changes the gradient", "refused")
 def _(loop: Loop) -> None:
     def double(p: Tensor) -> None:
-        p.grad = 2 * p.grad  # type: ignore[operator]
+        p.grad = 2 * p.grad  # type: ignore[operator,assignment]
 
     for p in loop.model.parameters():
         p.register_post_accumulate_grad_hook(double)

@@ -181,7 +181,7 @@ def _(loop: Loop) -> None:
         loss.backward()
         return loss
 
-    loop.optimizer.step(closure)
+    loop.optimizer.step(closure)  # type: ignore[arg-type]
     loop.send(loop.model)
 
 
@@ -208,7 +208,7 @@ def _(loop: Loop) -> None:
         loss.backward()
         return loss
 
-    loop.optimizer.step(closure)
+    loop.optimizer.step(closure)  # type: ignore[arg-type]
     loop.send(loop.model)
 
 
@@ -308,7 +308,9 @@ def _(loop: Loop) -> None:
     loop.protect()
     loop.train()
     loop.optimizer.step = lambda: torch._foreach_add_(  # type: ignore[method-assign,assignment,misc]
-        [p.data for p in loop.model.parameters()], [p.grad for p in loop.model.parameters()], alpha=-LR
+        [p.data for p in loop.model.parameters()],
+        [p.grad for p in loop.model.parameters()],
+        alpha=-LR,  # type: ignore[misc]
     )
     loop.optimizer.zero_grad()
     loop.backward()

@@ -62,7 +62,7 @@ def edits() -> Iterator[tuple[str, Callable[[nn.Module, dict[str, Tensor]], None
 
     def exchanged_storage(p: nn.Parameter, change: Tensor) -> None:
         with torch.no_grad():
-            p.set_(p.detach() + change)
+            p.set_(p.detach() + change)  # type: ignore[call-overload]
 
     def memory(p: nn.Parameter, change: Tensor) -> None:
         new = (p.detach() + change).contiguous()
@@ -301,7 +301,7 @@ class LowRank(nn.Module):
 @misuse("low-rank adapters merged into their base after training", "refused")
 def _(loop: Loop) -> None:
     model = Net()
-    model.head = LowRank(model.head)
+    model.head = LowRank(model.head)  # type: ignore[assignment]
     loop.protect(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR))
     loop.train()
     model.head.base.weight.data += model.head.up.data @ model.head.down.data

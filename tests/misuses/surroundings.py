@@ -145,7 +145,7 @@ def _(loop: Loop) -> None:
 @misuse("a compiled model given to protect", "defended")
 def _(loop: Loop) -> None:
     with quiet():
-        loop.protect(torch.compile(loop.model, backend="eager"))
+        loop.protect(torch.compile(loop.model, backend="eager"))  # type: ignore[arg-type]
         loop.train()
 
 

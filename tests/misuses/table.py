@@ -41,7 +41,7 @@ def misuse(name: str, must: Must, *, under: tuple[str, ...] = ("marks", "noise")
 
 def verdict(hold: Callable[[Loop], None], under: str) -> tuple[str, str]:
     """Refused, defended or silent, and the error or the tensor that shows it. Any other exception is raised."""
-    loop = Loop({"marks": Marked(), "noise": NOISE}[under])
+    loop = Loop(Marked() if under == "marks" else NOISE)
     refused: list[GradveilError] = []
     try:
         hold(loop)
@@ -54,8 +54,8 @@ def verdict(hold: Callable[[Loop], None], under: str) -> tuple[str, str]:
             refused += late
     if problem := loop.bareness():
         return "silent", problem
-    for error in refused:
-        assert re.fullmatch(r"[^\n]{20,400}", str(error)), f"not one line: {error}"
+    for one in refused:
+        assert re.fullmatch(r"[^\n]{20,400}", str(one)), f"not one line: {one}"
     return ("refused", str(refused[0])) if refused else ("defended", "")
 
 

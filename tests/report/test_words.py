@@ -26,7 +26,7 @@ def verdict(defense: str, share: float | None, low: float, chance: float | None 
 
 def chosen(defense: str, rebuilt: float | None, low: float = 0.0) -> Verdict:
     """All identified by choice; besides, this share of rebuilt images, or nothing known of it."""
-    known = {"identified": rebuilt, "identified_interval": (low, 1.0), "prior_only_identified": 0.0}
+    known: dict[str, Any] = {"identified": rebuilt, "identified_interval": (low, 1.0), "prior_only_identified": 0.0}
     found = None if rebuilt is None else Leak(**known)
     return verdict(defense, 1.0, 0.5, ranked_first=1.0, rebuilt=found)
 
@@ -72,7 +72,14 @@ def test_recipe_of_one_gradient() -> None:
 
 
 def test_recipe_of_local_training() -> None:
-    recipe = {"sends": "delta", "lr": 0.05, "epochs": 2, "batch_size": 8, "momentum": 0.9, "train_mode": True}
+    recipe: words.Fields = {
+        "sends": "delta",
+        "lr": 0.05,
+        "epochs": 2,
+        "batch_size": 8,
+        "momentum": 0.9,
+        "train_mode": True,
+    }
     assert words.recipe(recipe) == (
         "The client trains for 2 epochs in mini-batches of 8 images, with learning rate 0.05, momentum 0.9, and the "
         "model in training mode, then sends the change of its parameters (FedAvg)."
@@ -123,7 +130,7 @@ def test_the_setting_names_what_was_attacked(tmp_path: Path) -> None:
     ],
 )
 def test_the_budget_is_not_said_of_what_options_decide(attacks: list[str] | None, ends: str) -> None:
-    said = words.setting({"budget": "standard", "attacks": attacks})
+    said = words.setting({"budget": "standard", "attacks": attacks})  # type: ignore[dict-item]
     assert [sentence for sentence in said if "budget" in sentence] == [f"The adversary searches with the budget {ends}"]
 
 

@@ -90,7 +90,7 @@ def fetch(name: str, *, repair: bool = False, progress: Progress = SILENT) -> Pa
         with (
             tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=cache, ignore_cleanup_errors=True) as scratch,
             claimed(Path(scratch)),
-            progress.task(f"fetching {asset.title}", asset.archive_bytes, "bytes") as task,
+            progress.task(f"fetching {asset.title}", asset.archive_bytes) as task,
         ):
             kept = _prepare(asset, Path(scratch), task)
             if problems:

@@ -168,7 +168,7 @@ class Identify(Attack):
         changing = drawing_inputs(one) if self.informed else None
         device = next(iter(one.sent.values())).device
         found = []
-        with progress.task(self.title, len(known), "candidates") as task, torch.no_grad(), without_tf32():
+        with progress.task(self.title, len(known)) as task, torch.no_grad(), without_tf32():
             for group in groups(len(known), group_size(one.sent)):
                 batch = known.batch(range(group.start, group.stop)).to(device)
                 looks, rng = [batch.inputs], Stream.seeded(0, "identify", group.start)

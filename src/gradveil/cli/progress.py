@@ -33,7 +33,7 @@ class Terminal:
         self._open = 0
 
     @contextmanager
-    def task(self, title: str, total: float | None, unit: str = "steps") -> Iterator[_Bar]:  # noqa: ARG002
+    def task(self, title: str, total: float | None) -> Iterator[_Bar]:
         if self._open == 0:
             self._bars.start()
         self._open += 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import platform
-from typing import Any
 
 import torch
 
 from gradveil import __version__
+from gradveil.core.types import Json
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> Json:
     """Versions and the machine, as results carry them."""
     return {
         "gradveil": __version__,

@@ -17,22 +17,18 @@ class Task(Protocol):
 class Progress(Protocol):
     """Where tasks are shown. ``total`` None means the end is not known."""
 
-    def task(self, title: str, total: float | None, unit: str = "steps") -> AbstractContextManager[Task]: ...
-
-
-class _SilentTask:
-    def advance(self, amount: float = 1) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
+    def task(self, title: str, total: float | None) -> AbstractContextManager[Task]: ...
 
 
 class Silent:
-    """Shows nothing: the default wherever a progress is taken."""
+    """Shows nothing, as a progress and as a task: the default wherever a progress is taken."""
 
-    def task(self, title: str, total: float | None, unit: str = "steps") -> AbstractContextManager[Task]:  # noqa: ARG002
-        return nullcontext(_SilentTask())
+    def task(self, title: str, total: float | None) -> AbstractContextManager[Task]:  # noqa: ARG002
+        return nullcontext(self)
+
+    def advance(self, amount: float = 1) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
 
 SILENT: Progress = Silent()

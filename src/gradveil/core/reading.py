@@ -1,15 +1,17 @@
 """Reading files that a stranger may have prepared: plain ones alone, and no more of them than asked for.
 
 A folder that somebody sends may hold a pipe, which would be waited for without end, or a link to a device that never
-ends. Errors are OSErrors, as for a file that is missing: who reads knows what to say of it.
+ends. Errors are OSErrors, as for a file that is missing, or ValueErrors: who reads knows what to say of it.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 MOST = 2**28
 """Bytes of a JSON file: an audit of 10,000 images has a tenth of this."""
@@ -36,3 +38,11 @@ def read_bytes(path: Path, *, most: int = MOST) -> bytes:
 def read_text(path: Path, *, most: int = MOST) -> str:
     """The same as text in UTF-8; other bytes raise a ValueError."""
     return read_bytes(path, most=most).decode()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(read_text(path))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

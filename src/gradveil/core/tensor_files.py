@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,38 +13,41 @@ from torch import Tensor
 
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError
+from gradveil.core.types import Json
 
 VERSION = 1
 MAX_BYTES = 16 * 2**30
 _KEY = "gradveil"
-_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"}
+DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"})
+"""The types of the tensors that are read, by their names in safetensors."""
+Shapes = dict[str, tuple[int, ...]]
+Check = Callable[[Json, Shapes], None]
+"""Looks at the header's meta and at every tensor's shape before any tensor is loaded, and raises if they cannot be."""
 
 
-def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], meta: Json) -> None:
     """Write named tensors with a header that says what the file is."""
-    header = {_KEY: json.dumps({"kind": kind, "version": VERSION, "meta": dict(meta)}, allow_nan=False)}
+    header = {_KEY: json.dumps({"kind": kind, "version": VERSION, "meta": meta}, allow_nan=False)}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(plain, metadata=header))
 
 
-Check = Callable[[dict[str, Any], dict[str, tuple[int, ...]]], None]
-"""Looks at the header's meta and at every tensor's shape before any tensor is loaded, and raises if they cannot be."""
-
-
 def read_tensors(
     path: Path, kind: str, *, check: Check | None = None, max_bytes: int = MAX_BYTES
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], Json]:
     """The tensors and the meta of a file of this kind. Whatever is wrong with it is a BadFileError of one line."""
-    tensors, meta = _read(path, max_bytes, lambda header: _meta(path, kind, header), check)
+    tensors, meta = _read(path, kind, check, max_bytes, DTYPES)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise BadFileError(f"{path}: tensor {name!r} holds NaN or infinity")
     return tensors, meta
 
 
-def read_state(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Tensor]:
+def read_state(
+    path: Path, *, check: Check | None = None, max_bytes: int = MAX_BYTES, dtypes: Collection[str] = DTYPES
+) -> dict[str, Tensor]:
     """The tensors of a safetensors file that anybody wrote. They may hold NaN: who asks for them looks for that."""
-    return _read(path, max_bytes, lambda _header: {}, None)[0]
+    return _read(path, None, check, max_bytes, dtypes)[0]
 
 
 def written_by_gradveil(path: Path) -> bool:
@@ -59,20 +61,17 @@ def written_by_gradveil(path: Path) -> bool:
 
 
 def _read(
-    path: Path,
-    max_bytes: int,
-    meta_of: Callable[[Mapping[str, str] | None], dict[str, Any]],
-    check: Check | None,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    path: Path, kind: str | None, check: Check | None, max_bytes: int, dtypes: Collection[str]
+) -> tuple[dict[str, Tensor], Json]:
     size = _size(path)
     if size > max_bytes:
         raise BadFileError(f"{path} is too large: {size:,} bytes, at most {max_bytes:,} are read")
     try:
         with safe_open(path, framework="pt") as file:
-            meta = meta_of(file.metadata())
+            meta = {} if kind is None else _meta(path, kind, file.metadata())
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             for name, part in slices.items():
-                if part.get_dtype() not in _DTYPES:
+                if part.get_dtype() not in dtypes:
                     raise BadFileError(f"{path}: tensor {name!r} is of type {part.get_dtype()}, which is not read here")
             if check is not None:
                 check(meta, {name: tuple(part.get_shape()) for name, part in slices.items()})
@@ -91,7 +90,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _meta(path: Path, kind: str, header: Mapping[str, str] | None) -> dict[str, Any]:
+def _meta(path: Path, kind: str, header: Mapping[str, str] | None) -> Json:
     try:
         said = json.loads((header or {})[_KEY])
         found, version, meta = said["kind"], said["version"], said["meta"]

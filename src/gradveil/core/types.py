@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import shown
 
 Params = dict[str, Tensor]
 """Tensors by parameter name, never by position: parameters, gradients, updates, noise, masks."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, classes], targets [n] or [n, classes]) -> scalar, averaged over the batch."""
+
+Json = dict[str, Any]
+"""A JSON object whose fields are not known here: those of a person's file, or of a record that others define."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Domain:
         for name, limit in (("channels", 64), ("height", 8192), ("width", 8192), ("classes", 2**20)):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= limit:
-                raise GradveilError(f"{name} of the inputs is a whole number from 1 to {limit}, not {_shown(value)}")
+                raise GradveilError(f"{name} of the inputs is a whole number from 1 to {limit}, not {shown(value)}")
         for name in ("mean", "std"):
             values = getattr(self, name)
             good = isinstance(values, tuple) and len(values) == self.channels
@@ -93,17 +97,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.sends not in ("gradient", "delta"):
-            raise GradveilError(f"a client sends 'gradient' or 'delta', not {_shown(self.sends)}")
+            raise GradveilError(f"a client sends 'gradient' or 'delta', not {shown(self.sends)}")
         for name, low in (("lr", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
             value = getattr(self, name)
             if not _is_number(value) or value < low:
                 raise GradveilError(
-                    f"a recipe's {name} is a number of at least {low} that a tensor can hold, not {_shown(value)}"
+                    f"a recipe's {name} is a number of at least {low} that a tensor can hold, not {shown(value)}"
                 )
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             if not (name == "batch_size" and value is None) and (type(value) is not int or value < 1):
-                raise GradveilError(f"a recipe's {name} is a whole number of at least 1, not {_shown(value)}")
+                raise GradveilError(f"a recipe's {name} is a whole number of at least 1, not {shown(value)}")
         if self.lr == 0 or type(self.train_mode) is not bool:
             raise GradveilError("a recipe needs a learning rate above 0 and a train_mode that is true or false")
         if self.sends == "gradient" and (self.epochs > 1 or self.batch_size is not None):
@@ -115,12 +119,3 @@ def _is_number(value: object) -> bool:
     if isinstance(value, int):
         return abs(value) < 2**63
     return isinstance(value, float) and math.isfinite(value)
-
-
-def _shown(value: object) -> str:
-    """A value as errors quote it: short, whatever it is."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes out no whole number of more than 4300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -184,8 +185,18 @@ def _decode(path: Path, size: tuple[int, int], *, channels: int) -> Tensor:
             if image.width * image.height > _MOST_PIXELS:
                 raise BadFileError(f"the image {path} has over {_MOST_PIXELS:,} pixels; scale it down")
             image.load()  # before its orientation is looked at: Pillow turns a TIFF upright by itself
-            turn = _UPRIGHT.get(_orientation(image))
-            plain = _eight_bits(image, path).convert("L" if channels == 1 else "RGB")
+            plain: Image.Image = image
+            # Pillow would clip values above 255, so that nearly all of a scan were white. PNG and PPM have at most 16
+            # bits, which Pillow holds in 32 for some of them; TIFF may use all 32.
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+                plain = Image.fromarray((np.asarray(image) / np.float32(257)).round().astype(np.uint8))
+            elif image.mode in ("I", "F"):
+                raise BadFileError(f"the image {path} has 32 bits per pixel and no set range; save it with 8 bits")
+            plain = plain.convert("L" if channels == 1 else "RGB")
+            turn = None
+            with suppress(Exception):  # what cannot be read of the EXIF says nothing of the picture
+                noted = image.getexif().get(ExifTags.Base.Orientation)
+                turn = _UPRIGHT.get(noted) if type(noted) is int else None
             plain = plain if turn is None else plain.transpose(turn)
     except BadFileError:
         raise
@@ -194,25 +205,6 @@ def _decode(path: Path, size: tuple[int, int], *, channels: int) -> Tensor:
         raise BadFileError(f"cannot read the image {path}: {why}") from error
     fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(fitted)).view(height, width, channels).permute(2, 0, 1)
-
-
-def _orientation(image: Image.Image) -> int:
-    """How the camera was held, as EXIF says; 1 is upright. What cannot be read says nothing of the picture."""
-    try:
-        noted = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:
-        return 1
-    return noted if type(noted) is int else 1
-
-
-def _eight_bits(image: Image.Image, path: Path) -> Image.Image:
-    """The image with values up to 255. Pillow would clip larger ones, so that nearly all of a scan were white."""
-    # PNG and PPM have at most 16 bits, which Pillow holds in 32 for some of them; TIFF may use all 32.
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray((np.asarray(image) / np.float32(257)).round().astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise BadFileError(f"the image {path} has 32 bits per pixel and no set range; save it with 8 bits")
-    return image
 
 
 class MapStyle(Protocol):

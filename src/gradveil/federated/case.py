@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gradveil import models
 from gradveil.core.errors import GradveilError
 from gradveil.core.fields import Fields
-from gradveil.core.types import Recipe
+from gradveil.core.types import Json, Recipe
 from gradveil.data import DATASETS
 from gradveil.defenses import DEFENSES
 from gradveil.engine import SideBySide
@@ -88,10 +88,10 @@ class Training(Fields):
             train_mode=self.train_mode,
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return self.model_dump(mode="json")
 
 
-def make_training(given: dict[str, Any]) -> Training:
+def make_training(given: Json) -> Training:
     """A training from fields as the command line or a file gives them; what is wrong is said in one line."""
     return Training(**given)

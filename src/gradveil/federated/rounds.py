@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, NotRequired
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from gradveil import models
 from gradveil.attacks import finite_or_none
@@ -65,6 +67,35 @@ class Quality:
     loss: float
 
 
+Finite = Annotated[int | float, Field(gt=-1e300, lt=1e300)]
+"""JSON has whole numbers of any length, infinities and NaN."""
+
+
+class DroppedReply(TypedDict):
+    """A reply that was not used."""
+
+    client: int
+    reason: str
+
+
+class RoundRecord(TypedDict):
+    """A row of ``train.json``."""
+
+    round: int
+    accuracy: Finite | None
+    loss: Finite | None
+    clients: list[int]
+    dropped: list[DroppedReply]
+    seconds: Finite
+    bytes_down: Finite
+    bytes_up: Finite
+    side_by_side: bool
+    log: dict[str, Finite]
+    epsilon: NotRequired[Finite | None]
+    """Where the defense counts one; None: it is infinite."""
+    delta: NotRequired[Finite]
+
+
 @dataclass(frozen=True)
 class Round:
     """What came of one round."""
@@ -81,10 +112,8 @@ class Round:
     spent: Guarantee | None = None
     """What the client that took part most has spent since the first round; None if its defense counts nothing."""
 
-    def as_json(self, quality: Quality | None) -> dict[str, Any]:
-        """A row of ``train.json``; it has an epsilon only where the defense counts one, None where it is infinite."""
-        spent = self.spent and {"epsilon": finite_or_none(self.spent.epsilon), "delta": self.spent.delta}
-        return {
+    def as_json(self, quality: Quality | None) -> RoundRecord:
+        row: RoundRecord = {
             "round": self.number,
             "accuracy": None if quality is None else quality.accuracy,
             "loss": None if quality is None else finite_or_none(quality.loss),
@@ -95,8 +124,10 @@ class Round:
             "bytes_up": self.bytes_up,
             "side_by_side": self.side_by_side,
             "log": self.log.means(),
-            **(spent or {}),
         }
+        if self.spent is not None:
+            row |= {"epsilon": finite_or_none(self.spent.epsilon), "delta": self.spent.delta}
+        return row
 
 
 class Federation:

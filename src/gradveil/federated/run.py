@@ -9,28 +9,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.environment import environment
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
-from gradveil.core.reading import read_text
+from gradveil.core.reading import read_json
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import moved
+from gradveil.core.types import Json
 from gradveil.data import DATASETS, ImageSet, load
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
-from gradveil.federated.rounds import Federation, RoundExchange, State
+from gradveil.federated.rounds import Federation, Quality, Round, RoundExchange, RoundRecord, State
 from gradveil.federated.tap import Tap, tapped
 
 VERSION = 1
@@ -49,7 +49,7 @@ def run_training(
     resume: bool = False,
     progress: Progress = SILENT,
     say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+) -> Json:
     """Train a case into a folder and return what ``train.json`` holds; ``say`` is told what a person should know."""
     if case.device == "cuda" and not torch.cuda.is_available():
         raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
@@ -71,18 +71,14 @@ def run_training(
     if federation.sends_statistics and case.defense != "none":
         say("running statistics of norm layers leave as they are: no defense hides them (docs/federated.md)")
     rows = _resumed(federation, folder) if resume else []
-    with progress.task("train", case.rounds, "rounds") as task:
+    record = Recorder(federation, test, folder, rows, ledgers=federation.ledgers)
+    with progress.task("train", case.rounds) as task:
         task.advance(len(rows))
         for number in range(len(rows) + 1, case.rounds + 1):
             done = federation.round(number)
             for client, reason in done.dropped.items():
                 say(f"round {number}: the reply of client {client} was dropped: {reason}")
-            looks = number % case.evaluate_every == 0 or number == case.rounds
-            quality = federation.quality(test) if looks else None
-            rows.append(done.as_json(quality))
-            save_rows(case, rows, folder, len(train), len(test))
-            if number % case.checkpoint_every == 0 or number == case.rounds:
-                save_state(federation.state, number, folder, federation.ledgers)
+            quality = record(done)
             task.advance()
             if quality is not None:
                 spent = f", epsilon {done.spent.epsilon:.4g}" if done.spent else ""
@@ -115,14 +111,14 @@ def data_of(case: Training, progress: Progress = SILENT) -> tuple[ImageSet, Imag
     return train.subset(drawn.sort().values), test
 
 
-def read_training(folder: Path) -> dict[str, Any]:
+def read_training(folder: Path) -> Json:
     """What ``train.json`` of a folder holds."""
     path = folder / RESULT
     try:
-        found = json.loads(read_text(path))
+        found = read_json(path)
     except FileNotFoundError:
         raise BadFileError(f"{folder} holds no training: there is no {RESULT} in it") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise BadFileError(f"{path} is damaged: {error}") from None
     rows = found.get("rows") if isinstance(found, dict) and found.get("version") == VERSION else None
     if not isinstance(rows, list) or not isinstance(found.get("case"), dict):
@@ -130,30 +126,43 @@ def read_training(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def save_rows(case: Training, rows: list[dict[str, Any]], folder: Path, examples: int, tested: int) -> None:
-    """Write ``train.json``."""
-    whole = {
-        "version": VERSION,
-        "complete": len(rows) == case.rounds,
-        "case": case.as_json(),
-        "examples": examples,
-        "test_examples": tested,
-        "environment": environment(case.device),
-        "rows": rows,
-    }
-    write_json(folder / RESULT, whole)
+@dataclass(frozen=True)
+class Recorder:
+    """Evaluates rounds as the case says and writes them into a folder; without one it only keeps their rows."""
+
+    federation: Federation
+    test: ImageSet
+    folder: Path | None
+    rows: list[RoundRecord] = field(default_factory=list)
+    ledgers: Sequence[Ledger] = ()
+    """What was spent on the examples of each client, where this process knows it."""
+
+    def __call__(self, done: Round) -> Quality | None:
+        """Record a round after which ``federation`` stands; the quality if it was evaluated."""
+        case, state, last = self.federation.case, self.federation.state, done.number == self.federation.case.rounds
+        quality = self.federation.quality(self.test) if last or done.number % case.evaluate_every == 0 else None
+        self.rows.append(done.as_json(quality))
+        if self.folder is None:
+            return quality
+        whole = {
+            "version": VERSION,
+            "complete": len(self.rows) == case.rounds,
+            "case": case.as_json(),
+            "examples": len(self.federation.train),
+            "test_examples": len(self.test),
+            "environment": environment(case.device),
+            "rows": self.rows,
+        }
+        write_json(self.folder / RESULT, whole)
+        if last or done.number % case.checkpoint_every == 0:
+            parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
+            tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
+            meta = {"round": done.number, "spent": [ledger.state() for ledger in self.ledgers]}
+            write_tensors(self.folder / CHECKPOINT, KIND, tensors, meta)
+        return quality
 
 
-def save_state(state: State, number: int, folder: Path, ledgers: Sequence[Ledger] = ()) -> None:
-    """Write the checkpoint of a round, with what was spent on the examples of each client."""
-    parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
-    tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
-    write_tensors(
-        folder / CHECKPOINT, KIND, tensors, {"round": number, "spent": [ledger.state() for ledger in ledgers]}
-    )
-
-
-def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
+def _resumed(federation: Federation, folder: Path) -> list[RoundRecord]:
     """Put the federation where the checkpoint is, and return the rows up to there; rows after it are run again."""
     if not (folder / RESULT).exists() and not (folder / CHECKPOINT).exists():
         return []
@@ -164,9 +173,10 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
             raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
     if not (folder / CHECKPOINT).exists():
         return []
-    for place, row in enumerate(rows := saved["rows"], start=1):
+    rows, record = saved["rows"], TypeAdapter(RoundRecord)
+    for place, row in enumerate(rows, start=1):
         try:
-            damaged = RoundRow.model_validate(row).round != place
+            damaged = record.validate_python(row, strict=True)["round"] != place
         except ValidationError:
             damaged = True
         if damaged:
@@ -192,22 +202,3 @@ def _resumed(federation: Federation, folder: Path) -> list[dict[str, Any]]:
         except GradveilError as error:
             raise BadFileError(f"{path} does not say what each client has spent: {error}") from None
     return list(rows[:number])
-
-
-_Finite = Annotated[int | float, Field(gt=-1e300, lt=1e300)]
-"""JSON has whole numbers of any length, infinities and NaN."""
-
-
-class RoundRow(BaseModel):
-    """What :meth:`Round.as_json` writes, as far as a training that goes on needs it."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    round: int
-    accuracy: _Finite | None = None
-    loss: _Finite | None
-    dropped: list[Any]
-    seconds: _Finite
-    bytes_down: _Finite
-    bytes_up: _Finite
-    log: dict[str, _Finite]

@@ -7,13 +7,12 @@ shipped weights use. With classes, the scale and shift after each norm are those
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Json
 from gradveil.generators.base import Generator
 
 SIDE = 32
@@ -55,7 +54,7 @@ class DCGAN(Generator):
         super().__init__()
         if max(height, width) > SIDE or kernel not in (2, 4):
             raise GradveilError("a dcgan draws images of up to 32x32, with a kernel of 2 or 4")
-        self.options: dict[str, Any] = {
+        self.options: Json = {
             "channels": channels, "height": height, "width": width, "classes": classes, "latent": latent,
             "features": features, "kernel": kernel,
         }  # fmt: skip

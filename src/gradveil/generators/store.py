@@ -22,7 +22,8 @@ from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry
 from gradveil.core.seeding import generator as seeded
-from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
+from gradveil.core.types import Json
 from gradveil.generators.base import Generator
 from gradveil.generators.dcgan import DCGAN
 
@@ -127,7 +128,7 @@ def load_generator(path: Path) -> DCGAN:
     is loaded.
     """
 
-    def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(meta: Json, shapes: Shapes) -> None:
         options = meta.get("options")
         if meta.get("architecture") != "dcgan" or not isinstance(options, dict) or options.keys() != _LARGEST.keys():
             raise BadFileError(f"{path}: its header names no generator that is known here")
@@ -161,7 +162,7 @@ def draw_sheet(generator: Generator, *, rows: int = 10, seed: int = 0, progress:
     codes = generator.codes(rows * COLUMNS, seeded(seed, "sheet")).to(device).view(rows, COLUMNS, -1)
     labels = torch.arange(COLUMNS, device=device) % (generator.classes or 1)
     drawn = []
-    with torch.no_grad(), progress.task("drawing", rows, "rows") as task:
+    with torch.no_grad(), progress.task("drawing", rows) as task:
         for row in codes:
             drawn.append(generator.decode(row, labels).cpu())
             task.advance()

@@ -1,26 +1,24 @@
-"""What the lab reads off an audit and its rows: all of it stands here, for sweeps, leaderboard and reproductions."""
+"""What sweeps and reproductions read off an audit and its rows."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gradveil.auditing import MEANS, Case
-from gradveil.auditing.audit import Audit, Row
+from gradveil.auditing.audit import Audit
 from gradveil.auditing.run import assemble
 from gradveil.auditing.store import Store
-from gradveil.auditing.verdict import privacy_grade, without_candidates, worst_of
 from gradveil.core.atomic import make_folder, write_atomically
 from gradveil.core.errors import GradveilError
-from gradveil.metrics import wilson
+from gradveil.core.types import Json
 
 _NOT_IN_RESULTS = frozenset({"seconds", "files", "trace", "assumptions"})
 """What differs from run to run, or is long and stands in audit.json anyway."""
 
 
-def result_of(done: dict[str, Any]) -> dict[str, Any]:
+def result_of(done: Json) -> Json:
     """What of an audit or a training, as their files hold it, is worth comparing: equal runs have equal results."""
     rows = [{key: value for key, value in row.items() if key not in _NOT_IN_RESULTS} for row in done["rows"]]
     return {"rows": rows, **({"verdicts": done["verdicts"]} if "verdicts" in done else {})}
@@ -32,7 +30,8 @@ def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
     defenses = tuple(defense for defense in case.defenses if defense not in left_out)
     if not defenses:
         raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(left_out.values()))}")
-    chosen = case.model_copy(update={"attacks": attacks_of(whole), "defenses": defenses})
+    attacks = tuple(dict.fromkeys(row.attack for row in whole.rows if not row.is_prior))  # in the order of the case
+    chosen = case.model_copy(update={"attacks": attacks, "defenses": defenses})
     everything, own = Store(source), Store(target)
     _link(everything.truth, own.truth)
     found = {(row.attack, row.defense): row for row in whole.rows if not row.is_prior}
@@ -63,23 +62,18 @@ def _link(source: Path, target: Path) -> None:
         write_atomically(target, source.read_bytes())
 
 
-def attacks_of(audit: Audit) -> tuple[str, ...]:
-    """Those of the case, in its order."""
-    return tuple(dict.fromkeys(row.attack for row in audit.rows if not row.is_prior))
-
-
-def rows_scored_again(folder: Path) -> list[dict[str, Any]] | None:
+def rows_scored_again(folder: Path) -> list[Json] | None:
     """The rows of the audit in a folder, which ``gradveil score`` may have changed; None where there is no audit."""
     store = Store(folder)
     return store.read_audit().as_json()["rows"] if store.audit.exists() else None
 
 
-def attacked_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def attacked_row(rows: Sequence[Json]) -> Json:
     """The first row of a result that is of an attack on an update, and not of the prior alone."""
     return next(row for row in rows if row["prior_of"] is None)
 
 
-def figure_of(row: dict[str, Any], name: str) -> Any:
+def figure_of(row: Json, name: str) -> object:
     """A metric in a row of a result, or what the defense logged under this name."""
     return row.get(name, row.get("log", {}).get(name))
 
@@ -87,33 +81,3 @@ def figure_of(row: dict[str, Any], name: str) -> Any:
 def means_by_round(audit: Audit) -> dict[int, dict[str, float | None]]:
     """By round of a training, the means of the attack on what was sent in it."""
     return {row.round: {name: getattr(row, name) for name in MEANS} for row in audit.rows if row.round is not None}
-
-
-def standing_of(defense: str, audit: Audit) -> dict[str, Any]:
-    """What the leaderboard keeps of a defense: grade, flags, attacks, and the worst with and without candidates."""
-    rows = [row for row in audit.rows if row.defense == defense and not row.is_prior]
-    verdict = next(one for one in audit.verdicts if one.defense == defense)
-    return {
-        "grade": verdict.grade,
-        "worst": _worst([row for row in rows if row.attack == verdict.attack]),
-        "rebuilt": _worst(without_candidates(rows)),
-        "flags": verdict.flags,
-        "attacks": tuple(row.attack for row in rows),
-    }
-
-
-def _worst(rows: Sequence[Row]) -> dict[str, Any] | None:
-    worst = worst_of(rows)
-    if worst is None or worst.identified is None or worst.identified_interval is None:
-        return None
-    return {
-        "attack": worst.attack,
-        "identified": worst.identified,
-        "interval": worst.identified_interval,
-        "images": worst.images,
-    }
-
-
-def grade_of_chance(chance: float, images: int) -> str | None:
-    """The grade of a defense under which as many images are identified as random picks identify on average."""
-    return privacy_grade(wilson(round(chance * images), images), chance)

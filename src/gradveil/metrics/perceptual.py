@@ -7,7 +7,6 @@ summed over layers, with weights that are not negative. So it is the squared Euc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -100,65 +99,45 @@ class LPIPS:
         blocks = []
         for held in torch.split(a, self._held_at_once(a)):
             left = torch.cat([self._embed(chunk) for chunk in torch.split(held, self._at_once(a))])
-            columns = [_squared_distances(left, points) for points in self._passing(b)]
+            lengths, columns = left.square().sum(dim=1)[:, None], []
+            known = self._remembered[1] if self._remembered is not None and self._remembered[0] is b else None
+            for part in torch.split(b, self._at_once(b)) if known is None else [b]:
+                right = self._embed(part) if known is None else known
+                # rounding must not make a distance negative
+                columns.append((lengths + right.square().sum(dim=1) - 2 * left @ right.T).clamp(min=0))
             blocks.append(torch.cat(columns, dim=1))
         return torch.cat(blocks)
 
-    def _passing(self, images: Tensor) -> Iterator[Tensor]:
-        """Embeddings of images, some at a time."""
-        if self._remembered is not None and self._remembered[0] is images:
-            yield self._remembered[1]
-        else:
-            yield from (self._embed(chunk) for chunk in torch.split(images, self._at_once(images)))
-
     def _embed(self, images: Tensor) -> Tensor:
         """Images [n, C, H, W] as points [n, D] whose squared distances are the perceptual ones."""
-        self._move_to(images.device)
-        scaled = []
-        for features, root in zip(self._features(images), self._roots, strict=True):
-            length = features.square().sum(dim=1, keepdim=True).sqrt() + 1e-10
-            positions = features.shape[-2] * features.shape[-1]
-            scaled.append((features / length * root / positions**0.5).flatten(1))
-        return torch.cat(scaled, dim=1)
-
-    def _features(self, images: Tensor) -> list[Tensor]:
-        self._check(images)
-        shift, scale = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (_SHIFT, _SCALE))
-        x = (images.expand(-1, 3, -1, -1) * 2 - 1 - shift) / scale
-        kernels = iter(self._convs)
-        found = []
-        for stage, convs in enumerate(self._network.convs):
-            if stage in self._network.pooled:
-                x = F.max_pool2d(x, self._network.pool, stride=2)
-            for stride, padding in convs:
-                kernel, bias = next(kernels)
-                x = F.relu(F.conv2d(x, kernel, bias, stride=stride, padding=padding))
-            found.append(x)
-        return found
-
-    def _move_to(self, device: torch.device) -> None:
-        if self._roots[0].device != device:
-            self._convs = [(kernel.to(device), bias.to(device)) for kernel, bias in self._convs]
-            self._roots = [root.to(device) for root in self._roots]
-
-    def _check(self, images: Tensor) -> None:
+        if self._roots[0].device != images.device:
+            self._convs = [(kernel.to(images.device), bias.to(images.device)) for kernel, bias in self._convs]
+            self._roots = [root.to(images.device) for root in self._roots]
         _, channels, height, width = images.shape
         if channels not in (1, 3):
             raise GradveilError(f"LPIPS compares grey or RGB images, not images of {channels} channels")
         if min(height, width) < self._network.smallest:
             need = self._network.smallest
             raise GradveilError(f"LPIPS ({self.net}) needs sides of {need} or more, not {height}x{width}")
+        shift, scale = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (_SHIFT, _SCALE))
+        x = (images.expand(-1, 3, -1, -1) * 2 - 1 - shift) / scale
+        kernels, scaled = iter(self._convs), []
+        for stage, (convs, root) in enumerate(zip(self._network.convs, self._roots, strict=True)):
+            if stage in self._network.pooled:
+                x = F.max_pool2d(x, self._network.pool, stride=2)
+            for stride, padding in convs:
+                kernel, bias = next(kernels)
+                x = F.relu(F.conv2d(x, kernel, bias, stride=stride, padding=padding))
+            length = x.square().sum(dim=1, keepdim=True).sqrt() + 1e-10
+            positions = x.shape[-2] * x.shape[-1]
+            scaled.append((x / length * root / positions**0.5).flatten(1))
+        return torch.cat(scaled, dim=1)
 
     def _at_once(self, images: Tensor) -> int:
         return max(1, _PIXELS_AT_ONCE // (images.shape[-2] * images.shape[-1]))
 
     def _held_at_once(self, images: Tensor) -> int:
         return max(1, _FLOATS_HELD // self._embed(images[:1]).shape[1])
-
-
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """[n, D] and [m, D] to [n, m], by the matrix product; rounding must not make a distance negative."""
-    return (a.square().sum(dim=1)[:, None] + b.square().sum(dim=1) - 2 * a @ b.T).clamp(min=0)
 
 
 def _oihw(kernel: Any) -> Tensor:

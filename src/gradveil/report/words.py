@@ -95,19 +95,16 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     spread = f"At worst, {extreme}; at best, {styled(least, PERCENT)} with {first}{more}"
     if least == most:
         spread = f"It was {styled(most, PERCENT)} in every setting"
+    # In how many settings it took no list to choose from; nothing where no attack had one.
+    rebuilding: list[Leak | None] = [one.rebuilt or (one if one.ranked_first is None else None) for one in verdicts]
+    rebuilt = [one.above_chance for one in rebuilding if one is not None and one.above_chance is not None]
+    if rebuilt and any(verdict.rebuilt for verdict in verdicts):
+        enough = f"were enough for that in {sum(rebuilt)} of {len(rebuilt)}"
+        spread = f"Pictures rebuilt without a list of candidates {enough}. {spread}"
     return (
         f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
-        f"explains. {_without_candidates(verdicts)}{spread}."
+        f"explains. {spread}."
     )
-
-
-def _without_candidates(verdicts: Sequence[Verdict]) -> str:
-    """In how many settings it took no list to choose from; empty where no attack had one."""
-    rebuilding: list[Leak | None] = [one.rebuilt or (one if one.ranked_first is None else None) for one in verdicts]
-    known = [one.above_chance for one in rebuilding if one is not None and one.above_chance is not None]
-    if not known or not any(verdict.rebuilt for verdict in verdicts):
-        return ""
-    return f"Pictures rebuilt without a list of candidates were enough for that in {sum(known)} of {len(known)}. "
 
 
 def grades(bounds: Mapping[str, float], unit: str) -> str:

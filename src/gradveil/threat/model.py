@@ -68,26 +68,23 @@ class ThreatModel:
             raise GradveilError(f"attack {attack!r} needs {', '.join(missing)}, which threat {self.name} lacks{hint}")
 
 
-def _threats() -> dict[str, ThreatModel]:
-    know = Knowledge
-    basic = frozenset({know.BATCH_SIZE})
-    training = basic | {know.RECIPE, know.DEFENSE}
-    surrogate = training | {know.PUBLIC_DATA, know.CANDIDATES}
-    active = {know.CRAFT, know.ASK_AGAIN}
-    table = {
-        "A": ("eavesdropper", frozenset()),
-        "B": ("informed eavesdropper", basic),
-        "C": ("parameter-aware eavesdropper", training),
-        "D": ("data-enhanced eavesdropper", surrogate),
-        "E": ("statistics-informed eavesdropper", surrogate | {know.STATISTICS}),
-        "F": ("active manipulator", training | active),
-        "G": ("data-enhanced manipulator", surrogate | active),
-        "H": ("active client manipulator", surrogate | active | {know.CHOOSE_CLIENTS}),
-    }
-    return {name: ThreatModel(name, title, frozenset(knows)) for name, (title, knows) in table.items()}
-
-
-THREATS: dict[str, ThreatModel] = _threats()
+_BASIC = frozenset({Knowledge.BATCH_SIZE})
+_TRAINING = _BASIC | {Knowledge.RECIPE, Knowledge.DEFENSE}
+_SURROGATE = _TRAINING | {Knowledge.PUBLIC_DATA, Knowledge.CANDIDATES}
+_ACTIVE = frozenset({Knowledge.CRAFT, Knowledge.ASK_AGAIN})
+THREATS = {
+    threat.name: threat
+    for threat in (
+        ThreatModel("A", "eavesdropper", frozenset()),
+        ThreatModel("B", "informed eavesdropper", _BASIC),
+        ThreatModel("C", "parameter-aware eavesdropper", _TRAINING),
+        ThreatModel("D", "data-enhanced eavesdropper", _SURROGATE),
+        ThreatModel("E", "statistics-informed eavesdropper", _SURROGATE | {Knowledge.STATISTICS}),
+        ThreatModel("F", "active manipulator", _TRAINING | _ACTIVE),
+        ThreatModel("G", "data-enhanced manipulator", _SURROGATE | _ACTIVE),
+        ThreatModel("H", "active client manipulator", _SURROGATE | _ACTIVE | {Knowledge.CHOOSE_CLIENTS}),
+    )
+}
 
 
 def threat_model(spec: str) -> ThreatModel:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
@@ -27,9 +27,9 @@ from gradveil import models
 from gradveil.client.local import cross_entropy
 from gradveil.core.errors import BadFileError, GradveilError, in_one_line
 from gradveil.core.registry import split_spec
-from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
 from gradveil.core.trees import stack
-from gradveil.core.types import Domain, Loss, Params, Recipe
+from gradveil.core.types import Domain, Json, Loss, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
@@ -55,7 +55,7 @@ def _only_reshaping(spec: str | None) -> str | None:
 def _domain(fields: Any) -> Domain:
     if isinstance(fields, Domain):
         return fields
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(fields).items()}
+    values: Json = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(fields).items()}
     return Domain(**values)
 
 
@@ -81,7 +81,7 @@ class Header(BaseModel):
     """The name of a loss of the user's own."""
 
     @classmethod
-    def read(cls, path: Path, meta: Mapping[str, Any]) -> Header:
+    def read(cls, path: Path, meta: Json) -> Header:
         """The header of a file, checked."""
         try:
             return cls.model_validate(meta)
@@ -109,6 +109,10 @@ class Header(BaseModel):
         return [*(f"earlier/{number}/" for number in range(self.earlier)), ""]
 
 
+_OF_BOTH = Header.model_fields.keys() & Observation.__dataclass_fields__.keys() - {"earlier", "loss"}
+"""What an observation and the header of its file have in common."""
+
+
 def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     """Write replies to the same broadcast into one file."""
     first = seen[0]
@@ -117,20 +121,10 @@ def save_observations(path: Path, seen: Sequence[Observation]) -> None:
     )
     if not same:
         raise GradveilError("one observation file holds replies to one broadcast; write several files")
-    header = Header(  # what could not be opened again is not written
-        model=first.model,
-        domain=first.domain,
-        threat=first.threat,
-        kind=first.kind,
-        replies=len(seen),
-        batch_size=first.batch_size,
-        recipe=first.recipe,
-        defense=first.defense,
-        reshaped=first.reshaped,
-        crafted=first.crafted,
-        earlier=len(first.earlier),
-        loss=None if first.loss is cross_entropy else getattr(first.loss, "__qualname__", repr(first.loss)),
-    )
+    own_loss = None if first.loss is cross_entropy else getattr(first.loss, "__qualname__", repr(first.loss))
+    known = {name: getattr(first, name) for name in _OF_BOTH}
+    # what could not be opened again is not written
+    header = Header(**known, replies=len(seen), earlier=len(first.earlier), loss=own_loss)
     tensors = {f"buffer/{name}": tensor for name, tensor in _persistent_buffers(first.module).items()}
     for place, asked in zip(header.places, zip(*((*one.earlier, one) for one in seen), strict=True), strict=True):
         sent = asked[0].sent
@@ -162,7 +156,7 @@ def load_observations(
     header: Header
     architecture: nn.Module
 
-    def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(meta: Json, shapes: Shapes) -> None:
         nonlocal header, architecture
         header = Header.read(path, meta)
         own = models.build(module, header.domain, seed=0) if isinstance(module, str) else module
@@ -181,24 +175,11 @@ def load_observations(
     architecture.load_state_dict(_part(tensors, "buffer/"), strict=False)
     labels, statistics = _labels(path, tensors, header.domain.classes), _part(tensors, "statistics/")
 
-    def observation(place: str, number: int, **known: Any) -> Observation:
+    known = {name: getattr(header, name) for name in _OF_BOTH} | {"loss": loss or cross_entropy}
+
+    def observation(place: str, number: int, **more: Any) -> Observation:
         reply = {name: tensor[number] for name, tensor in _part(tensors, f"{place}reply/").items()}
-        return Observation(
-            module=architecture,
-            model=header.model,
-            domain=header.domain,
-            threat=header.threat,
-            sent=sent[place],
-            reply=reply,
-            kind=header.kind,
-            batch_size=header.batch_size,
-            recipe=header.recipe,
-            defense=header.defense,
-            reshaped=header.reshaped,
-            crafted=header.crafted,
-            loss=loss or cross_entropy,
-            **known,
-        )
+        return Observation(module=architecture, sent=sent[place], reply=reply, **known, **more)
 
     sent = {place: _part(tensors, "sent/") | _part(tensors, f"{place}sent/") for place in header.places}
     return [
@@ -280,11 +261,11 @@ def limit_parameters(tensors: int) -> Iterator[None]:
         hook.remove()
 
 
-def _check_shapes(path: Path, header: Header, shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
+def _check_shapes(path: Path, header: Header, shapes: Shapes, module: nn.Module) -> None:
     parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
     if (1 + header.earlier) * len(parameters) > len(shapes):
         raise BadFileError(f"{path}: it has {len(shapes)} tensors, too few for the model and the replies of its header")
-    wanted: dict[str, tuple[int, ...]] = {}
+    wanted: Shapes = {}
     for place in header.places:
         sent = {f"{place}sent/{name}": shape for name, shape in parameters.items()}
         wanted |= {name: shape for name, shape in sent.items() if not place or name in shapes}

@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Reply | None, tuple[Mod, ...], dict[str, Any], str]] = 
     "many metrics": (
         trained(many=MetricRecord({f"g{i}": 0.1 for i in range(300)})), (defended(CLIP),), {}, "bytes beside",
     ),
-    "long names": (trained(**{"a" * 3000: MetricRecord()}), (defended(CLIP),), {}, "bytes beside"),
+    "long names": (trained(**{"a" * 3000: MetricRecord()}), (defended(CLIP),), {}, "bytes beside"),  # type: ignore[arg-type]
     "evaluation with arrays": (None, (defended(CLIP),), {"kind": "evaluate"}, "a reply to evaluate carries arrays"),
     "query with arrays": (None, (defended(CLIP),), {"kind": "query"}, "a reply to query carries arrays"),
     "counter of one's own": (
@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Reply | None, tuple[Mod, ...], dict[str, Any], str]] = 
     "a defense that fails": (None, (defended(Wrong(breaks)),), {}, "the app failed with ZeroDivisionError"),
     "a defense that returns nothing": (None, (defended(Wrong(lambda _: None)),), {}, "did not return"),  # type: ignore[arg-type, return-value]
     "an app that fails": (nobody, (defended(CLIP),), {}, "the app failed with ValueError: the node's log says where"),
-    "an app that returns nothing": (lambda *_: None, (defended(CLIP),), {}, "the app failed with"),  # type: ignore[arg-type, return-value]
+    "an app that returns nothing": (lambda *_: None, (defended(CLIP),), {}, "the app failed with"),  # type: ignore[arg-type, return-value,dict-item]
     "unknown to inspection": (None, (inspected(torch.nn.Linear(2, 2)),), {}, ""),
 }  # fmt: skip
 
@@ -201,7 +201,7 @@ def test_held_so_one_line_leaves(kind: str, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_an_error_of_the_app_passes_as_it_is() -> None:
-    app = ClientApp(mods=[tap(pytest.fail), checked, defended(CLIP)])
+    app = ClientApp(mods=[tap(pytest.fail), checked, defended(CLIP)])  # type: ignore[arg-type]
     app.train()(lambda message, _context: Message(Error(77, "no data today"), reply_to=message))
     content = RecordDict({"arrays": ArrayRecord(dict(SENT)), "config": ConfigRecord({"server-round": 1})})
     (reply,) = DirectGrid([app]).send_and_receive([Message(content, 10, "train")])
@@ -210,7 +210,7 @@ def test_an_error_of_the_app_passes_as_it_is() -> None:
 
 def test_evaluation_with_metrics_alone_passes() -> None:
     only = RecordDict({"metrics": MetricRecord({"num-examples": 5, "loss": 0.1})})
-    reply = asked(lambda *_: only, defended(CLIP), checked, tap(pytest.fail), kind="evaluate")
+    reply = asked(lambda *_: only, defended(CLIP), checked, tap(pytest.fail), kind="evaluate")  # type: ignore[arg-type]
     assert reply.content["metrics"]["loss"] == 0.1
 
 
@@ -253,7 +253,7 @@ def test_running_statistics_leave_only_as_it_was_said(statistics: Any) -> None:
 
 
 def test_a_seed_in_a_message_is_nobodys_seed() -> None:
-    given = {"seed": 3, "repeatable": True}
+    given: dict[str, Any] = {"seed": 3, "repeatable": True}
     one, other = (
         asked(None, defended("noise:sigma=0.1"), **given).content["arrays"].to_torch_state_dict()["weight"]
         for _ in range(2)

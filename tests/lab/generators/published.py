@@ -100,7 +100,7 @@ def draw_biggan(tensors: Tensors, z: Tensor, labels: Tensor, row: int = 50) -> T
         x = new + grow(x[:, : new.shape[1]])
     own = [tensors[f"generator.bn.{n}"] for n in ("weight", "bias")]
     mean, var = tensors["generator.bn.running_means"][row], tensors["generator.bn.running_vars"][row]
-    x = conv("generator.conv_to_rgb", F.relu(F.batch_norm(x, mean, var, *own, eps=1e-4)))
+    x = conv("generator.conv_to_rgb", F.relu(F.batch_norm(x, mean, var, own[0], own[1], eps=1e-4)))
     return (torch.tanh(x[:, :3]) + 1) / 2
 
 
@@ -246,7 +246,8 @@ def draw_progan(tensors: Tensors, z: Tensor) -> Tensor:
         side = kernel.shape[0]
         wide = F.pad(x, (0, 0, edge, edge, edge, edge))
         size = wide.shape[1] - side + 1
-        return sum(wide[:, i : i + size, j : j + size] @ kernel[i, j] for i in range(side) for j in range(side))
+        products = (wide[:, i : i + size, j : j + size] @ kernel[i, j] for i in range(side) for j in range(side))
+        return sum(products, start=torch.zeros(()))
 
     x = unit(z)[:, None, None]
     kernels = [tensor for name, tensor in tensors.items() if "merged_input" in name]

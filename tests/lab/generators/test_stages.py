@@ -96,7 +96,7 @@ def test_a_batch_is_its_examples(model: Generator) -> None:
 def test_it_maps_over_codes_and_over_weights(model: Generator) -> None:
     z, labels = draws(model, 2)
     wanted = torch.zeros(2) if labels is None else labels
-    state = dict(model.named_parameters())
+    state: dict[str, Tensor] = dict(model.named_parameters())
     pairs = {name: torch.stack([tensor, 1.1 * tensor]) for name, tensor in state.items()}
 
     def drawn(weights: dict[str, Tensor], code: Tensor, label: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def test_slopes_of_many_problems_come_together(model: Generator) -> None:
 def test_derivatives_forwards_and_backwards_agree(model: Generator) -> None:
     z, labels = draws(model, 2)
     along, against = torch.randn_like(z), torch.randn(2, *model.shape, dtype=z.dtype)
-    _, forwards = jvp(lambda code: model.decode(code, labels), (z,), (along,))
+    forwards = jvp(lambda code: model.decode(code, labels), (z,), (along,))[1]
     backwards = grad(lambda code: (model.decode(code, labels) * against).sum())(z)
     assert float((forwards * against).sum()) == pytest.approx(float((backwards * along).sum()), rel=1e-6)
     step = 1e-6

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from gradveil.data import load
 from gradveil.generators import DCGAN, build
 from gradveil.lab.generators.training import KIND, Schedule, Trainer, fit
 
-TINY = {"latent": 4, "features": 4}
+TINY: dict[str, Any] = {"latent": 4, "features": 4}
 DIGITS = load("mnist-samples")
 PIXELS = (DIGITS.batch(range(100)).inputs * 255).round().byte()
 
@@ -51,7 +52,7 @@ def test_the_critic_climbs_the_objective_of_wgan_gp() -> None:
     penalty = torch.stack([(length - 1) ** 2 for length in lengths]).mean()
     objective = own.critic(real, labels).mean() - own.critic(drawn, labels).mean() - 10 * penalty
     slopes = torch.autograd.grad(objective, list(own.critic.parameters()))
-    own._raise_critic(draws, 0)
+    own.critic_step(draws, 0)
     for (name, parameter), slope in zip(own.critic.named_parameters(), slopes, strict=True):
         clear = slope.abs() > 1e-4  # Adam's first step goes by the sign alone
         moved = torch.sign(parameter - before[name])
@@ -68,11 +69,11 @@ def test_training_tells_real_from_drawn_and_then_closes_the_gap() -> None:
             return float(own.critic(own.model.decode(codes, labels), labels).mean())
 
     for step in range(40):
-        own._raise_critic(own.draws(step), 0)
-    assert float(own.apart) > 1.0
+        own.critic_step(own.draws(step), 0)
+    assert float(own.critic_gap) > 1.0
     before = verdict()
     own.schedule = Schedule(steps=1, batch=16, critic_steps=1, lr=2e-3)
-    own.up.param_groups[0]["lr"] = torch.tensor(0.0)  # the critic stands still
+    own.critic_optimizer.param_groups[0]["lr"] = torch.tensor(0.0)  # the critic stands still
     for step in range(20):
         own.iteration(own.draws(step))
     assert verdict() > before + 0.5

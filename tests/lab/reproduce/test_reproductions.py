@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,7 +216,8 @@ def test_values_are_means_spreads_shares_and_the_first_of_each_batch() -> None:
     result = {"case": {"batch_size": 2}, "rows": [{"prior_of": None, "per_image": each}]}
     half = {"case": {"batch_size": 1}, "rows": [{"prior_of": None, "per_image": [{"psnr": 7.5}]}]}
     values = values_of(table, {("digits", "IG", "none"): [result], ("digits", "IG", "Noise"): [half]})
-    assert values["digits", "IG", "none"] == (15.0, pytest.approx(50**0.5), 100.0)
+    expected: Any = (15.0, pytest.approx(50**0.5), 100.0)
+    assert values["digits", "IG", "none"] == expected
     assert values["digits", "IG", "Noise"] == (7.5, None, 50.0)
 
 

@@ -231,7 +231,7 @@ def test_what_a_kill_left_of_cases_that_are_done_is_removed(swept: Path, tmp_pat
 
 def test_who_looks_for_a_sweep_is_not_taken_for_one_by_others_who_look(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text('{"running": ["a"]}')  # as a kill leaves it
-    looks = []
+    looks: list[object] = []
 
     def looked(file: int, how: int = fcntl.LOCK_EX, locked: Any = locks._locked) -> bool:
         free: bool = locked(file, how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,10 @@ from torch.func import functional_call
 
 from gradveil.core.seeding import generator
 from gradveil.core.trees import all_finite, moved
-from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.core.types import Batch, Domain, Json, Params, Recipe
 
 PROBE = 8
 """The most examples of a probe: each is tried with all classes, and a ResNet takes its time."""
-
 
 Severity = Literal["alarm", "note"]
 """An alarm makes a broadcast suspicious; a note is worth knowing and has honest explanations."""
@@ -62,7 +61,7 @@ class Inspection:
         more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
         return f"the broadcast looks crafted: {alarms[0]}{more}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Json:
         return {"suspicious": self.suspicious, **asdict(self)}
 
     def __str__(self) -> str:
@@ -132,7 +131,7 @@ def look(
     inputs: Params = {}  # by layer, in the order in which a forward pass enters them
     if probe is not None and fits(module, params) and all_finite(params):
 
-        def hook(layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def hook(layer: nn.Module, arguments: tuple[Tensor, ...], named: Params) -> None:
             inputs[names[layer]] = (arguments[0] if arguments else named["input"]).flatten(0, -2)
 
         names: dict[nn.Module, str] = {layer: name for name, layer in modules.items() if isinstance(layer, nn.Linear)}

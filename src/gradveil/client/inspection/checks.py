@@ -29,6 +29,7 @@ class Measurement(NamedTuple):
     sentence: str
 
 
+Measure = Callable[[InspectedBroadcast], Iterator[Measurement]]
 CHECKS: dict[str, Callable[[InspectedBroadcast], list[Finding]]] = {}
 """By name, in the order in which findings are listed."""
 MOST_ROWS = 1024
@@ -48,32 +49,28 @@ STEP_EXAMPLES = 2
 LARGEST_RATIO = 1e6
 
 
-def check(
-    bound: float, severity: Severity = "alarm"
-) -> Callable[[Callable[[InspectedBroadcast], Iterator[Measurement]]], Callable[[InspectedBroadcast], list[Finding]]]:
+def check(bound: float, severity: Severity = "alarm") -> Callable[[Measure], Measure]:
     """Register a function as the check of its name."""
 
-    def register(
-        marks: Callable[[InspectedBroadcast], Iterator[Measurement]],
-    ) -> Callable[[InspectedBroadcast], list[Finding]]:
-        name = marks.__name__.replace("_", " ")
+    def register(measure: Measure) -> Measure:
+        name = measure.__name__.replace("_", " ")
 
         def findings(seen: InspectedBroadcast) -> list[Finding]:
             return [
                 Finding(
                     check=name,
                     severity=severity,
-                    where=(mark.where,) if isinstance(mark.where, str) else mark.where,
-                    sentence=mark.sentence,
-                    figure=mark.figure,
+                    where=(where,) if isinstance(where, str) else where,
+                    sentence=sentence,
+                    figure=figure,
                     bound=float(bound),
                 )
-                for mark in marks(seen)
-                if mark.figure > bound
+                for where, figure, sentence in measure(seen)
+                if figure > bound
             ]
 
         CHECKS[name] = findings
-        return findings
+        return measure
 
     return register
 

@@ -23,7 +23,7 @@ from gradveil.client import running_statistics
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add
-from gradveil.core.types import Batch, Params
+from gradveil.core.types import Batch, Json, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES
 from gradveil.federated.case import Training
@@ -76,7 +76,7 @@ def client_app(mods: Sequence[Mod] = (), **node: Any) -> ClientApp:
 class Node:
     """One node before one message: its settings, which share it holds, and the federation as it sees it."""
 
-    def __init__(self, message: Message, context: Context, code: dict[str, Any]) -> None:
+    def __init__(self, message: Message, context: Context, code: Json) -> None:
         self.settings = read_node(context.run_config, context.node_config, code)
         self.case, self.client = self.settings.training, place_of(context)
         known = context.node_config.get("num-partitions")

@@ -26,6 +26,7 @@ from gradveil.client import OnSuspicion
 from gradveil.core.errors import GradveilError
 from gradveil.core.fields import Fields, none_from_text, shown
 from gradveil.core.registry import split_spec
+from gradveil.core.types import Json
 from gradveil.defenses import DEFENSES
 from gradveil.federated.case import Number, Training
 from gradveil.federated.tap import taps
@@ -128,7 +129,7 @@ NODE_KEYS = _OF_A_NODE | (RUN_MAY_SET.keys() - {"clients"}) | {name.replace("_",
 """What a node may say about itself. What a run may set too, the node's word decides."""
 
 
-def read_run(run_config: Mapping[str, Any]) -> dict[str, Any]:
+def read_run(run_config: Mapping[str, Any]) -> Json:
     """What a run config asks of a node, by the names of fields.
 
     Raises:
@@ -181,7 +182,7 @@ def read_node(
     return NodeSettings(training=training, **none_from_text(NodeSettings, extra))
 
 
-def own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def own_settings(config: Mapping[str, Any]) -> Json:
     """What one source on the node's side says, by its keys; a key that a node does not have is an error."""
     spelled = {key.replace("_", "-"): value for key, value in config.items()}
     for key in spelled.keys() - NODE_KEYS - _PLACE:

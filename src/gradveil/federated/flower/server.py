@@ -20,7 +20,7 @@ from gradveil.federated.flower.grid import CheckedGrid
 from gradveil.federated.flower.node import Folder, read_run
 from gradveil.federated.flower.records import packed, state_of, unpacked
 from gradveil.federated.rounds import Federation
-from gradveil.federated.run import RESULT, data_of, save_rows, save_state
+from gradveil.federated.run import RESULT, Recorder, data_of
 
 STRATEGIES = ("FedAvg", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedMedian", "FedTrimmedAvg")
 """Strategies of Flower that need nothing of a client but its parameters and how many examples are behind them."""
@@ -110,19 +110,13 @@ def _serve(grid: Grid, settings: Settings) -> None:
     train, test = data_of(case)
     federation = Federation(case, train)
     network = CheckedGrid(grid, patience=settings.node_timeout)
-    rows: list[dict[str, Any]] = []
+    record = Recorder(federation, test, settings.out)
 
-    def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+    def evaluated(_number: int, arrays: ArrayRecord) -> MetricRecord | None:
         if network.last is None:  # before the first round
             return None
         federation.state = state_of(unpacked(arrays), federation.state)
-        looks = number % case.evaluate_every == 0 or number == case.rounds
-        quality = federation.quality(test) if looks else None
-        rows.append(network.last.as_json(quality))
-        if settings.out is not None:
-            save_rows(case, rows, settings.out, len(train), len(test))
-            if number % case.checkpoint_every == 0 or number == case.rounds:
-                save_state(federation.state, number, settings.out)
+        quality = record(network.last)
         return None if quality is None else MetricRecord({"accuracy": quality.accuracy, "loss": quality.loss})
 
     network.wait_for(case.clients)
@@ -134,11 +128,11 @@ def _serve(grid: Grid, settings: Settings) -> None:
         timeout=settings.round_timeout,
         evaluate_fn=evaluated,
     )
-    dropped = [(row["round"], one["client"], one["reason"]) for row in rows for one in row["dropped"]]
+    dropped = [(row["round"], one["client"], one["reason"]) for row in record.rows for one in row["dropped"]]
     log(
         WARNING if dropped else INFO,
         "gradveil: %.1f%% accuracy after %d rounds of %s on %s, %d replies dropped",
-        100 * rows[-1]["accuracy"], len(rows), settings.strategy, case.data, len(dropped),
+        100 * (record.rows[-1]["accuracy"] or 0.0), len(record.rows), settings.strategy, case.data, len(dropped),
     )  # fmt: skip
     for number, node, reason in dropped:
         log(WARNING, "the model is without the reply of node %d in round %d: %s", node, number, reason)

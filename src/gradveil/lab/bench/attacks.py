@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import torch
 
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.parts.matching import Matching
-from gradveil.attacks.parts.search import Adam, Search
+from gradveil.attacks.parts.search import Adam
 from gradveil.client import SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
-from gradveil.core.progress import SILENT
+from gradveil.core.progress import Silent
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
-from gradveil.core.types import Batch, Domain, Recipe
+from gradveil.core.types import Batch, Domain, Json, Recipe
 from gradveil.lab.bench.base import CIFAR, benchmark, seconds
 from gradveil.threat import Observation, observe, threat_model
 
@@ -32,7 +33,7 @@ def throughput(
     size: Annotated[int, "Side of the images."] = 32,
     classes: Annotated[int, "Classes of the images."] = 10,
     device: Annotated[str, "cpu or cuda."] = "cpu",
-) -> dict[str, Any]:
+) -> Json:
     """Problem-steps per second of the engine against a plain eager loop."""
     domain = replace(CIFAR, height=size, width=size, classes=classes)
     matching = ATTACKS.build(attack, Budget(1, steps))
@@ -43,13 +44,10 @@ def throughput(
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
 
-    def walk(search: Search) -> None:
-        with SILENT.task("", None) as task:
-            search.run(ready, task)
-
     search = Adam(iterations=steps, signed=True)
-    walk(replace(search, iterations=2))
-    fast = problems * (steps + 1) / seconds(lambda: walk(search), device)  # a search evaluates once more at its end
+    replace(search, iterations=2).run(ready, Silent())
+    walk = partial(search.run, ready, Silent())
+    fast = problems * (steps + 1) / seconds(walk, device)  # a search evaluates once more at its end
     slow = _eager_rate(matching, seen[0], device, steps)
     return {
         "strategy": str(ready.plan),
@@ -119,7 +117,7 @@ def generation(
     rounds: Annotated[int, "Timed generations."] = 10,
     generator: Annotated[str, "Generator of the codes."] = "auto",
     device: Annotated[str, "cpu or cuda."] = "cpu",
-) -> dict[str, Any]:
+) -> Json:
     """Time of one generation of CMA-ES against one gradient step on as many codes."""
     seen = observations(model, CIFAR, images, device)
     searches = {
@@ -130,21 +128,12 @@ def generation(
     for name, spec in searches.items():
         attack = ATTACKS.build(f"{spec},iterations={rounds}", Budget(1, rounds))
         assert isinstance(attack, Matching)
-        took[name] = _seconds_a_round(attack, seen, rounds, device)
+        ready, search = attack.prepare(seen, list(range(len(seen)))), attack.phases[0].search
+        walk = partial(search.run, ready, Silent())
+        walk()  # what is prepared once for all rounds is left out
+        took[name] = seconds(walk, device) / rounds
     return {
         "generation_ms": round(1e3 * took["generation"], 2),
         "gradient_step_ms": round(1e3 * took["step"], 2),
         "ratio": round(took["generation"] / took["step"], 3),
     }
-
-
-def _seconds_a_round(attack: Matching, seen: list[Observation], rounds: int, device: str) -> float:
-    """Of the search alone, after one that warms up: what is prepared once for all rounds is left out."""
-    ready = attack.prepare(seen, list(range(len(seen))))
-
-    def walk() -> None:
-        with SILENT.task("", None) as task:
-            attack.phases[0].search.run(ready, task)
-
-    walk()
-    return seconds(walk, device) / rounds

@@ -6,24 +6,24 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 
-from gradveil.core.types import Domain
+from gradveil.core.types import Domain, Json
 
 P = ParamSpec("P")
 CIFAR = Domain(3, 32, 32, 10, (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262))
-BENCHES: dict[str, Callable[..., dict[str, Any]]] = {}
+BENCHES: dict[str, Callable[..., Json]] = {}
 """By name. The keyword arguments of a benchmark, with their help as annotation, are the options of its command."""
 
 
-def benchmark(work: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
+def benchmark(work: Callable[P, Json]) -> Callable[P, Json]:
     """Register a benchmark. Its name, its arguments, the device and the version of torch come first in its result."""
     signature = inspect.signature(work)
 
     @functools.wraps(work)
-    def run(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    def run(*args: P.args, **kwargs: P.kwargs) -> Json:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         shown = {name: value for name, value in given.arguments.items() if isinstance(value, str | int)}

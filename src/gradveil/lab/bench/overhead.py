@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Kind, Stream
 from gradveil.core.trees import map_each
-from gradveil.core.types import Batch, Params, Recipe
+from gradveil.core.types import Batch, Json, Params, Recipe
 from gradveil.defenses import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images
 from gradveil.lab.bench.base import CIFAR, benchmark, seconds
@@ -51,7 +51,7 @@ def overhead(
     defenses: Annotated[Sequence[str], "Only these defenses; may stand several times."] = STANDARD_DEFENSES,
     repeats: Annotated[int, "Timed runs of each; the fastest counts."] = 5,
     progress: Progress = SILENT,
-) -> dict[str, Any]:
+) -> Json:
     """Time of one local step with each defense over one without.
 
     A row is of a defense; one that does not fit the model has the reason.
@@ -61,12 +61,12 @@ def overhead(
     batch = Batch(inputs, torch.arange(batch_size, device=device) % CIFAR.classes)
     bare = _LocalStep(models.build(model, CIFAR, seed=0).to(device), Defense(), batch, device, repeats)
     plain = bare.fastest(bare.reply())
-    rows: list[dict[str, Any]] = []
-    with progress.task("overhead", len(defenses), "defenses") as task:
+    rows: list[Json] = []
+    with progress.task("overhead", len(defenses)) as task:
         for spec in defenses:
             task.note(spec)
             defense = DEFENSES.build(spec)
-            row: dict[str, Any] = {"defense": spec, "step_ms": None, "plain_step_ms": round(plain, 3), "ratio": None}
+            row: Json = {"defense": spec, "step_ms": None, "plain_step_ms": round(plain, 3), "ratio": None}
             try:
                 defended = replace(bare, defense=defense, module=defense.on_model(bare.module))
                 defense.check(defended.module)
@@ -126,7 +126,7 @@ class _LocalStep:
         return [1e3 * median(a for a, _ in took), 1e3 * median(b for _, b in took), median(b / a for a, b in took)]
 
 
-def _censor(own: _LocalStep) -> dict[str, Any]:
+def _censor(own: _LocalStep) -> Json:
     """The whole defense against nothing but the losses of its trials, each evaluated by itself."""
     gradient, step = own.within()
     trials = getattr(own.defense, "trials", 20)
@@ -140,7 +140,7 @@ def _censor(own: _LocalStep) -> dict[str, Any]:
     return {"defense_ms": round(whole, 3), "trials_in_turn_ms": round(slow, 3), "to_trials": round(ratio, 3)}
 
 
-def _outpost(own: _LocalStep) -> dict[str, Any]:
+def _outpost(own: _LocalStep) -> Json:
     """A whole local epoch of mini-batches of this size."""
     many = Batch(own.batch.inputs.repeat(EPOCH, 1, 1, 1), own.batch.labels.repeat(EPOCH))
     recipe = Recipe(sends="delta", batch_size=len(own.batch), lr=0.01)
@@ -155,7 +155,7 @@ def _outpost(own: _LocalStep) -> dict[str, Any]:
     return {"epoch_ms": round(defended, 2), "plain_epoch_ms": round(bare, 2), "epoch_ratio": round(ratio, 3)}
 
 
-def _soteria(own: _LocalStep) -> dict[str, Any]:
+def _soteria(own: _LocalStep) -> Json:
     """One backward pass for each entry of the representation, with gradients in the parameters, as in the release."""
     gradient, step = own.within()
     prepared = own.defense.for_round(replace(step, number=0))
@@ -177,7 +177,7 @@ def _soteria(own: _LocalStep) -> dict[str, Any]:
     return _times(whole, own.fastest(backward_each) * entries / some, "backward_per_entry_ms")
 
 
-def _graddefense(own: _LocalStep) -> dict[str, Any]:
+def _graddefense(own: _LocalStep) -> Json:
     """One derivative of a layer's summed gradient in the inputs for each parameter, one after the other."""
     _, step = own.within()
     repeats = max(1, own.repeats // 2)
@@ -194,7 +194,7 @@ def _graddefense(own: _LocalStep) -> dict[str, Any]:
     return _times(whole, own.fastest(layer_by_layer, repeats), "layer_by_layer_ms")
 
 
-def _times(whole: float, slow: float, name: str) -> dict[str, Any]:
+def _times(whole: float, slow: float, name: str) -> Json:
     return {"defense_ms": round(whole, 3), name: round(slow, 3), "times_faster": round(slow / whole, 2)}
 
 
@@ -209,13 +209,13 @@ class _TorchStream(Stream):
         )
 
 
-def _streams(own: _LocalStep) -> dict[str, Any]:
+def _streams(own: _LocalStep) -> Json:
     """The same step with noise from torch's generator."""
     torchs, ours, ratio = own.compared(own.reply(_TorchStream), own.reply(Stream.secret), 4 * own.repeats)
     return {"secret_ms": round(ours, 3), "torch_ms": round(torchs, 3), "to_torch": round(ratio, 3)}
 
 
-COMPARED: dict[str, Callable[[_LocalStep], dict[str, Any]]] = {
+COMPARED: dict[str, Callable[[_LocalStep], Json]] = {
     "noise": _streams,
     "dp": _streams,
     "censor": _censor,

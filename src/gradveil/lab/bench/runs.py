@@ -5,12 +5,13 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
 from gradveil.auditing import Case, run_case
 from gradveil.core.seeding import generator
+from gradveil.core.types import Json
 from gradveil.data import ImageSet, MemoryImages
 from gradveil.engine import SideBySide
 from gradveil.federated import Federation, Training
@@ -32,7 +33,7 @@ def rounds(
     defense: Annotated[str, "Of every client."] = "none",
     repeats: Annotated[int, "Timed rounds; the fastest counts."] = 5,
     device: Annotated[str, "cpu or cuda."] = "cpu",
-) -> dict[str, Any]:
+) -> Json:
     """Time of a round of federated averaging with its clients side by side, against one after another."""
     ms: dict[SideBySide, float] = {}
     ways: tuple[SideBySide, ...] = ("false", "true")
@@ -72,7 +73,7 @@ def sweep(
     iterations: Annotated[int, "Steps of the attack in each."] = 300,
     model: Annotated[str, "Model, such as resnet18."] = "lenet:init=wide",
     repeats: Annotated[int, "Timed runs of each; the fastest counts."] = 3,
-) -> dict[str, Any]:
+) -> Json:
     """Time of a sweep by one worker against its cases in a plain loop.
 
     Both run in turn; every case has its own seed, so that none share a batch. ``runner_s`` is the time of the fastest

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
+from gradveil.core.tensor_files import Shapes
 from gradveil.generators import Generator, resized
-from gradveil.lab.generators.published import Shapes, dimensions, read_checkpoint
+from gradveil.lab.generators.published import dimensions, read_checkpoint
 
 WIDTHS = {
     128: (16, 16, 8, 4, 2, 1),
@@ -135,17 +136,12 @@ class BigGAN(Generator):
         if at == 0:
             x = self.gen_z(condition).view(-1, 4, 4, self.widest).permute(0, 3, 1, 2)
         else:
-            side = self._side(at)
+            side = 4 * 2 ** sum(isinstance(layer, DeepBlock) and layer.grows for layer in self.layers[:at])
             x = hidden.reshape(len(z), -1, side, side)
         x = self.layers[at](x, condition)
         if at < len(self.stages) - 1:
             return torch.cat([z, x.flatten(1)], dim=1)
         return torch.tanh(self.conv_to_rgb(F.relu(self.bn(x, condition)))) / 2 + 0.5
-
-    def _side(self, at: int) -> int:
-        """The side of the maps that enter a layer."""
-        doubled = sum(isinstance(layer, DeepBlock) and layer.grows for layer in self.layers[:at])
-        return int(4 * 2**doubled)
 
 
 def biggan(_progress: Progress, *, path: str, truncation: float = 1.0, size: int | None = None) -> Generator:

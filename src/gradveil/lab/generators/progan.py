@@ -7,10 +7,8 @@ image at the last side is drawn, as in the published module.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +18,8 @@ from torch.nn import functional as F
 from gradveil.assets import fetch
 from gradveil.core.errors import BadFileError
 from gradveil.core.progress import Progress
-from gradveil.core.reading import read_bytes
+from gradveil.core.reading import read_bytes, read_json
+from gradveil.core.types import Json
 from gradveil.generators import Generator, resized
 
 FACES = (512, 512, 512, 512, 256, 128)
@@ -106,25 +105,22 @@ def read_tfjs(folder: Path) -> dict[str, Tensor]:
     """
     listing = folder / "model.json"
     try:
-        groups = json.loads(read_bytes(listing))["weightsManifest"]
+        groups = read_json(listing)["weightsManifest"]
         weights: dict[str, Tensor] = {}
         for group in groups:
-            blob = b"".join(_shard(folder, name) for name in group["paths"])
+            outside = next((name for name in group["paths"] if Path(name).name != name), None)
+            if outside is not None:
+                raise BadFileError(f"{listing} names a shard outside its folder: {outside!r}")
+            blob = b"".join(read_bytes(folder / name, most=2**31) for name in group["paths"])
             weights |= _cut(blob, group["weights"], listing)
         return weights
     except OSError as error:
         raise BadFileError(f"cannot read {error.filename}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise BadFileError(f"{listing} does not list weights as TensorFlow.js does") from None
 
 
-def _shard(folder: Path, name: str) -> bytes:
-    if Path(name).name != name:
-        raise BadFileError(f"{folder / 'model.json'} names a shard outside its folder: {name!r}")
-    return read_bytes(folder / name, most=2**31)
-
-
-def _cut(blob: bytes, entries: list[dict[str, Any]], listing: Path) -> dict[str, Tensor]:
+def _cut(blob: bytes, entries: list[Json], listing: Path) -> dict[str, Tensor]:
     """The tensors of one group, which stand one after the other without gaps."""
     found, at = {}, 0
     for entry in entries:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gradveil.core.errors import BadFileError
+from gradveil.core.tensor_files import Shapes, read_state
 
-Shapes = Mapping[str, tuple[int, ...]]
 Expect = Callable[[Shapes], Shapes]
 """From the shapes in a file to those that the architecture they hint at must have."""
 
@@ -33,7 +32,11 @@ def read_checkpoint(path: Path, expect: Expect, *, parts: tuple[str, ...] = ()) 
         raise BadFileError(f"there is no file {path}")
     if path.stat().st_size > MAX_BYTES:
         raise BadFileError(f"{path} is too large: {path.stat().st_size:,} bytes, at most {MAX_BYTES:,} are read")
-    tensors = _from_safetensors(path, expect) if path.suffix == ".safetensors" else _from_torch(path, expect, parts)
+    if path.suffix == ".safetensors":
+        tensors = read_state(path, check=lambda _, shapes: _compare(path, shapes, expect), dtypes=_DTYPES)
+    else:
+        tensors = _from_torch(path, parts)
+        _compare(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, expect)
     # Copied, because they may lie in the file itself, which may change.
     whole = torch.contiguous_format
     copies = {name: tensor.to(torch.float32, copy=True, memory_format=whole) for name, tensor in tensors.items()}
@@ -52,20 +55,7 @@ def dimensions(path: Path, shapes: Shapes, name: str, count: int) -> tuple[int, 
     return shapes[name]
 
 
-def _from_safetensors(path: Path, expect: Expect) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-            for name, part in slices.items():
-                if part.get_dtype() not in _DTYPES:
-                    raise BadFileError(f"{path}: tensor {name!r} is of type {part.get_dtype()}, which is not read here")
-            wanted = _compared(path, {name: tuple(part.get_shape()) for name, part in slices.items()}, expect)
-            return {name: file.get_tensor(name) for name in wanted}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise BadFileError(f"{path} is damaged or not a safetensors file: {' '.join(str(error).split())}") from None
-
-
-def _from_torch(path: Path, expect: Expect, parts: tuple[str, ...]) -> dict[str, Tensor]:
+def _from_torch(path: Path, parts: tuple[str, ...]) -> dict[str, Tensor]:
     try:
         packed = _unpacked_bytes(path) > path.stat().st_size
         content = None if packed else torch.load(path, map_location="cpu", weights_only=True)
@@ -83,13 +73,13 @@ def _from_torch(path: Path, expect: Expect, parts: tuple[str, ...]) -> dict[str,
         raise BadFileError(f"{path} holds no tensors by name")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     for name, tensor in tensors.items():
-        if not _is_plain(tensor):
+        dense = tensor.layout is torch.strided and not tensor.is_nested  # one number beside the other
+        if not dense or tensor.device.type != "cpu" or tensor.dtype not in _DTYPES.values():
             raise BadFileError(f"{path}: tensor {name!r} is sparse, quantised, without values or of a rare type")
         # Strides may repeat a few numbers into a huge tensor, which would only show when it is copied.
         if tensor.untyped_storage().nbytes() < tensor.nbytes:
             raise BadFileError(f"{path}: tensor {name!r} holds fewer numbers than its shape says")
-    wanted = _compared(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, expect)
-    return {name: tensors[name] for name in wanted}
+    return tensors
 
 
 def _unpacked_bytes(path: Path) -> int:
@@ -101,13 +91,8 @@ def _unpacked_bytes(path: Path) -> int:
         return sum(entry.file_size for entry in archive.infolist())
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether all numbers of a tensor lie in this machine's memory, one beside the other, in a common type."""
-    dense = tensor.layout is torch.strided and not tensor.is_nested
-    return dense and tensor.device.type == "cpu" and tensor.dtype in _DTYPES.values()
-
-
-def _compared(path: Path, found: Shapes, expect: Expect) -> Shapes:
+def _compare(path: Path, found: Shapes, expect: Expect) -> None:
+    """Raise unless the file has exactly the tensors that the architecture must have."""
     wanted = expect(found)
     for name, shape in wanted.items():
         if dimensions(path, found, name, len(shape)) != shape:
@@ -115,4 +100,3 @@ def _compared(path: Path, found: Shapes, expect: Expect) -> Shapes:
     for name in found:
         if name not in wanted:
             raise BadFileError(f"{path}: tensor {name!r} has no place in this architecture")
-    return wanted

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator as seeded
+from gradveil.core.tensor_files import Shapes
 from gradveil.generators import Generator, resized
 from gradveil.lab.generators.progan import pixel_norm
-from gradveil.lab.generators.published import Shapes, dimensions, read_checkpoint
+from gradveil.lab.generators.published import dimensions, read_checkpoint
 
 LARGEST = 1024
 _MAPPING_RATE = 0.01

@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator as seeded
 from gradveil.core.seeding import isolated
-from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
+from gradveil.core.types import Json
 from gradveil.data import DATASETS, load
 from gradveil.generators import DCGAN, draw_sheet, save_generator
 from gradveil.generators.dcgan import SIDE
@@ -73,10 +74,6 @@ class IterationDraws:
     mirrored: Tensor
     """[k, B]."""
 
-    def refill(self, other: IterationDraws) -> None:
-        for name, tensor in vars(other).items():
-            getattr(self, name).copy_(tensor)
-
 
 class Critic(nn.Module):
     """How real images [n, C, H, W] of these classes look: one number each, higher for real. No batch norm, as in WGAN.
@@ -113,12 +110,11 @@ class Trainer:
         with isolated(schedule.seed, "critic"):
             self.critic = Critic(model.shape, model.classes, model.options["features"]).to(images.device)
         self.average = copy.deepcopy(self.model)
-        on_gpu = images.is_cuda
         self.rate = torch.tensor(schedule.lr, device=images.device)
         betas = (0.0, 0.9)  # a critic's past slopes mislead: WGAN-GP takes no momentum
-        self.down = torch.optim.Adam(self.model.parameters(), lr=self.rate, betas=betas, capturable=on_gpu)
-        self.up = torch.optim.Adam(self.critic.parameters(), lr=self.rate, betas=betas, capturable=on_gpu)
-        self.apart = torch.zeros((), device=images.device)
+        adam = partial(torch.optim.Adam, lr=self.rate, betas=betas, capturable=images.is_cuda)
+        self.generator_optimizer, self.critic_optimizer = adam(self.model.parameters()), adam(self.critic.parameters())
+        self.critic_gap = torch.zeros((), device=images.device)
         self.done = 0
 
     def draws(self, step: int) -> IterationDraws:
@@ -141,17 +137,18 @@ class Trainer:
     def iteration(self, draws: IterationDraws) -> None:
         """Some updates of the critic, one of the generator, one of the average."""
         for k in range(self.schedule.critic_steps):
-            self._raise_critic(draws, k)
-        self.down.zero_grad()
+            self.critic_step(draws, k)
+        self.generator_optimizer.zero_grad()
         drawn = self.model.decode(draws.codes[-1], draws.labels)
         torch.autograd.backward(-self.critic(drawn, draws.labels).mean(), inputs=list(self.model.parameters()))
-        self.down.step()
+        self.generator_optimizer.step()
         with torch.no_grad():
             for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(now, 1 - self.schedule.average)
 
-    def _raise_critic(self, draws: IterationDraws, k: int) -> None:
-        self.up.zero_grad()
+    def critic_step(self, draws: IterationDraws, k: int) -> None:
+        """The k-th update of the critic in an iteration."""
+        self.critic_optimizer.zero_grad()
         labels = self.labels[draws.index[k]]
         real = self.images[draws.index[k]].float() / 255
         real = torch.where(draws.mirrored[k].view(-1, 1, 1, 1), real.flip(-1), real)
@@ -160,10 +157,10 @@ class Trainer:
         between = torch.lerp(real, drawn, draws.mixes[k].view(-1, 1, 1, 1)).requires_grad_()
         (slope,) = torch.autograd.grad(self.critic(between, labels).sum(), between, create_graph=True)
         penalty = (torch.linalg.vector_norm(slope.flatten(1), dim=1) - 1).square().mean()
-        apart = self.critic(real, labels).mean() - self.critic(drawn, labels).mean()
-        torch.autograd.backward(self.schedule.penalty * penalty - apart, inputs=list(self.critic.parameters()))
-        self.up.step()
-        self.apart.copy_(apart.detach())
+        gap = self.critic(real, labels).mean() - self.critic(drawn, labels).mean()
+        torch.autograd.backward(self.schedule.penalty * penalty - gap, inputs=list(self.critic.parameters()))
+        self.critic_optimizer.step()
+        self.critic_gap.copy_(gap.detach())
 
     def run(
         self,
@@ -174,7 +171,7 @@ class Trainer:
         """Train to the end of the schedule; ``each`` is called at every tenth, ``stop`` asked before each step."""
         step = self._captured() if self.images.is_cuda else self.iteration
         total = self.schedule.steps
-        with progress.task("training the generator", total, "steps") as task:
+        with progress.task("training the generator", total) as task:
             task.advance(self.done)
             while self.done < total and not stop():
                 self.rate.fill_(self.schedule.lr * min(1.0, 2 * (total - self.done) / total))
@@ -182,7 +179,7 @@ class Trainer:
                 self.done += 1
                 task.advance()
                 if 10 * self.done // total > 10 * (self.done - 1) // total:
-                    task.note(f"critic tells them apart by {float(self.apart):.2f}")
+                    task.note(f"critic tells them apart by {float(self.critic_gap):.2f}")
                     if each is not None:
                         each(self)
 
@@ -218,7 +215,8 @@ class Trainer:
             tensor.copy_(before[name]) if name in before else tensor.zero_()
 
         def replay(draws: IterationDraws) -> None:
-            held.refill(draws)
+            for name, tensor in vars(draws).items():
+                getattr(held, name).copy_(tensor)
             graph.replay()
 
         return replay
@@ -228,7 +226,7 @@ class Trainer:
         found: dict[str, Tensor] = {}
         for part, module in (("model", self.model), ("average", self.average), ("critic", self.critic)):
             found |= {f"{part}/{name}": tensor for name, tensor in module.state_dict(keep_vars=True).items()}
-        for part, optimizer in (("down", self.down), ("up", self.up)):
+        for part, optimizer in (("down", self.generator_optimizer), ("up", self.critic_optimizer)):
             for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
                 found |= {f"{part}/{i}/{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
         return {name: tensor.detach() for name, tensor in found.items()}
@@ -242,7 +240,7 @@ class Trainer:
         self.iteration(self.draws(0))  # makes the optimisers' state, which the last lines overwrite
         state = self._state()
 
-        def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        def check(meta: Json, shapes: Shapes) -> None:
             if any(meta.get(key) != value for key, value in self._identity().items()):
                 raise BadFileError(f"{path} is of another training: give the same data and options, or another file")
             if shapes != {name: tuple(tensor.shape) for name, tensor in state.items()}:
@@ -255,7 +253,7 @@ class Trainer:
             tensor.copy_(tensors[name])
         self.done = meta["done"]
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> Json:
         """What two trainings must share to come to the same result; sums stand for the data."""
         places = torch.arange(len(self.labels), device=self.labels.device)
         sums = [int(self.images.sum(dtype=torch.int64)), int((self.labels * places).sum())]

@@ -8,23 +8,26 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gradveil.auditing import Case, run_case
+from gradveil.auditing.audit import Row
 from gradveil.auditing.case import first_complaint
+from gradveil.auditing.verdict import without_candidates, worst_of
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import claimed
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.reading import read_text
 from gradveil.core.registry import split_spec
+from gradveil.core.types import Json
 from gradveil.defenses import DEFENSES
 from gradveil.federated import run_training
-from gradveil.lab.audits import standing_of
 from gradveil.lab.leaderboard.settings import SETTINGS, Setting
 
 PATIENCE = 60.0
@@ -169,15 +172,39 @@ def enter(
     # Rows that the folder of the audit holds already, of these or other defenses, are not run again.
     case = setting.case(specs, device)
     audit = run_case(case, work / setting.name / "audit", resume=True, progress=progress)
-    about: dict[str, Any] = {"setting": setting.name, "case": _kept(audit.case), "environment": audit.environment}
+    kept, machine = EntryCase.model_validate(_kept(audit.case)), EntryMachine.model_validate(audit.environment)
+    entry = partial(Entry, setting=setting.name, case=kept, environment=machine)
     for spec in specs:
         if spec in audit.left_out:
-            yield save_entry(folder, Entry(**about, defense=spec, unfit=audit.left_out[spec]))
+            yield save_entry(folder, entry(defense=spec, unfit=audit.left_out[spec]))
             continue
         trained = _trained(setting, spec, work, device, progress) if train else None
         if trained is None and (entered := before[spec]) is not None:
             trained = entered.trained
-        yield save_entry(folder, Entry(**about, defense=spec, trained=trained, **standing_of(spec, audit)))
+        rows = [row for row in audit.rows if row.defense == spec and not row.is_prior]
+        verdict = next(one for one in audit.verdicts if one.defense == spec)
+        measured = entry(
+            defense=spec,
+            grade=verdict.grade,
+            worst=_worst([row for row in rows if row.attack == verdict.attack]),
+            rebuilt=_worst(without_candidates(rows)),
+            flags=verdict.flags,
+            trained=trained,
+            attacks=tuple(row.attack for row in rows),
+        )
+        yield save_entry(folder, measured)
+
+
+def _worst(rows: Sequence[Row]) -> Worst | None:
+    worst = worst_of(rows)
+    if worst is None or worst.identified is None or worst.identified_interval is None:
+        return None
+    return Worst(
+        attack=worst.attack,
+        identified=worst.identified,
+        interval=worst.identified_interval,
+        images=worst.images,
+    )
 
 
 def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Progress) -> Trained | None:
@@ -196,7 +223,7 @@ def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Pro
     )
 
 
-def _kept(case: dict[str, Any]) -> dict[str, Any]:
+def _kept(case: Json) -> Json:
     """What an entry keeps of the case of its audit."""
     return {name: value for name, value in case.items() if name not in _OF_A_RUN}
 

@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradveil.auditing.verdict import privacy_grade
 from gradveil.core.atomic import remove_partial, write_atomically
 from gradveil.core.locks import claimed
 from gradveil.data import load
-from gradveil.lab.audits import grade_of_chance
 from gradveil.lab.leaderboard.entries import PATIENCE, Entry, Trained, Worst, read_entries
 from gradveil.lab.leaderboard.settings import SETTINGS, Setting
+from gradveil.metrics import wilson
 
 PAGE = "README.md"
 AS_GOOD = "prior-only as good"
@@ -71,9 +72,12 @@ def _section(setting: Setting, entries: Sequence[Entry]) -> str:
     plain = next((one.trained for one in entries if one.defense == "none"), None)
     costs = any(one.trained is not None for one in entries)
     columns = _COLUMNS | _COST_COLUMNS if costs else _COLUMNS
-    fitting = sorted((one for one in entries if one.unfit is None), key=_order)
     lines = [list(columns), list(columns.values())]
-    lines += [_cells(one) + (_cost(one.trained, plain) if costs else []) for one in fitting]
+    for one in sorted((one for one in entries if one.unfit is None), key=_order):
+        worst = "" if one.worst is None else f"`{one.worst.attack.partition(':')[0]}`"
+        mark = " †" if AS_GOOD in one.flags else ""
+        cells = [f"`{one.defense}`", one.grade or "", _share(one.worst) + mark, worst, _share(one.rebuilt)]
+        lines.append(cells + (_cost(one.trained, plain) if costs else []))
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     machines = sorted({f"{one.environment.device}, torch {one.environment.torch}" for one in entries})
     ran = f"`{setting.name}`; suite `{setting.audit['budget']}`; {'; '.join(machines)}."
@@ -88,12 +92,6 @@ def _order(entry: Entry) -> tuple[object, ...]:
     high = 2.0 if entry.worst is None else entry.worst.interval[1]
     rebuilt = 2.0 if entry.rebuilt is None else entry.rebuilt.identified
     return (entry.grade or "Z", AS_GOOD not in entry.flags, high, share, rebuilt, entry.defense)
-
-
-def _cells(entry: Entry) -> list[str]:
-    worst = "" if entry.worst is None else f"`{entry.worst.attack.partition(':')[0]}`"
-    mark = " †" if AS_GOOD in entry.flags else ""
-    return [f"`{entry.defense}`", entry.grade or "", _share(entry.worst) + mark, worst, _share(entry.rebuilt)]
 
 
 def _share(worst: Worst | None) -> str:
@@ -117,10 +115,11 @@ def _cost(trained: Trained | None, plain: Trained | None) -> list[str]:
 def _task(entry: Entry) -> str:
     """What there is to find, and how much of it chance finds: that is as good as a defense can look."""
     case = entry.case
+    grade = privacy_grade(wilson(round(case.chance * case.images), case.images), case.chance)
     return (
         f"{case.images} private images, {case.batch_size} behind each update, among the {len(load(case.data))} "
         f"candidates of `{case.data}`. Random picks identify {case.chance:.0%} of them on average, which with so few "
-        f"images is grade {grade_of_chance(case.chance, case.images)}: no defense can be expected to do better here."
+        f"images is grade {grade}: no defense can be expected to do better here."
     )
 
 

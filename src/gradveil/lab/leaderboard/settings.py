@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from gradveil.auditing import Case, make_case
 from gradveil.core.errors import UnknownNameError
+from gradveil.core.types import Json
 from gradveil.federated import Training, make_training
 
 SHOWN = (
@@ -38,9 +38,9 @@ class Setting:
 
     name: str
     title: str
-    audit: dict[str, Any]
+    audit: Json
     """Fields of the case, but for defenses and the device."""
-    training: dict[str, Any] | None
+    training: Json | None
     """Fields of the training that accuracy and time are read off; None: too slow for all defenses."""
 
     def case(self, defenses: Sequence[str], device: str) -> Case:
@@ -57,7 +57,7 @@ eight images through a large model, or repeats several of its local steps, the s
 _SAMPLES = {"mnist": "mnist-samples", "cifar10": "cifar10-samples"}
 _MODELS = {"lenet": "lenet:init=wide", "resnet18": "resnet18"}
 _TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "lenet": "LeNet", "resnet18": "ResNet-18"}
-_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+_WAYS: dict[str, tuple[str, Json]] = {
     "b1": ("FedSGD, one image behind each update", {"images": 20}),
     "b8": ("FedSGD, eight images behind each update", {"images": 16, "batch_size": 8}),
     "fedavg": (
@@ -65,7 +65,7 @@ _WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         {"images": 16, "batch_size": 8, "recipe": {"sends": "delta", "epochs": 2, "batch_size": 4, "lr": 0.01}},
     ),
 }
-_TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
+_TRAININGS: dict[tuple[str, str], Json] = {
     ("mnist", "lenet"): {
         "data": "mnist", "examples": 4000, "model": "lenet:init=wide,normalize=true", "clients": 10, "rounds": 10,
         "epochs": 2, "batch_size": 20, "lr": 0.1, "evaluate_every": 10, "checkpoint_every": 10,
@@ -78,20 +78,19 @@ _TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _settings() -> dict[str, Setting]:
-    found = {}
-    for data, samples in _SAMPLES.items():
-        for model, spec in _MODELS.items():
-            for way, (title, fields) in _WAYS.items():
-                name = f"{data}-{model}-{way}"
-                budget = _BUDGETS.get((model, way), "standard")
-                audit = {**_AUDIT, "budget": budget, "data": samples, "model": spec, **fields}
-                heading = f"{_TITLES[data]}, {_TITLES[model]}: {title}"
-                found[name] = Setting(name, heading, audit, _TRAININGS.get((data, model)))
-    return found
-
-
-SETTINGS = _settings()
+SETTINGS = {
+    f"{data}-{model}-{way}": Setting(
+        name=f"{data}-{model}-{way}",
+        title=f"{_TITLES[data]}, {_TITLES[model]}: {title}",
+        audit={
+            **_AUDIT, "budget": _BUDGETS.get((model, way), "standard"), "data": samples, "model": spec, **fields,
+        },
+        training=_TRAININGS.get((data, model)),
+    )
+    for data, samples in _SAMPLES.items()
+    for model, spec in _MODELS.items()
+    for way, (title, fields) in _WAYS.items()
+}  # fmt: skip
 
 
 def settings_named(patterns: Sequence[str]) -> list[Setting]:

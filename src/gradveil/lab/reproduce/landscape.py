@@ -7,8 +7,6 @@ compared with where pictures are like the private one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -22,7 +20,7 @@ from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, stack
-from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.core.types import Batch, Domain, Json, Params, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.generators import Generator, build
@@ -36,7 +34,7 @@ REACH = 1.5
 """How far the slice goes to each side of the private picture's code, in distances to the random code."""
 
 
-def landscape(fields: dict[str, Any]) -> dict[str, Any]:
+def landscape(fields: Json) -> Json:
     """The objective over the slice, and how its order agrees with that of the distances to the private picture."""
     from scipy.stats import spearmanr  # takes a second to load
 
@@ -90,7 +88,7 @@ def _slice(draws: Generator, center: Tensor, side: int, rng: torch.Generator) ->
     return center + steps @ torch.cat([toward, across])
 
 
-def _objective(fields: dict[str, Any], private: Batch, drawn: Batch, domain: Domain) -> Tensor:
+def _objective(fields: Json, private: Batch, drawn: Batch, domain: Domain) -> Tensor:
     """How far the gradient of each picture is from the update that was sent, as the adversary sees it, [n]."""
     defense = DEFENSES.build(fields["defense"])
     module = defense.on_model(models.build(fields["model"], domain, seed=fields["seed"]).to(fields["device"]))

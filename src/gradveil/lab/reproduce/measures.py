@@ -6,7 +6,6 @@ import json
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from gradveil import models
 from gradveil.auditing import make_observed_case, run_observed
 from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
-from gradveil.core.types import Batch, Recipe
+from gradveil.core.types import Batch, Json, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.federated import make_training, run_training
@@ -22,7 +21,7 @@ from gradveil.lab.audits import means_by_round
 from gradveil.lab.bench import overhead, seconds
 
 
-def step_overhead(fields: dict[str, Any]) -> dict[str, float | None]:
+def step_overhead(fields: Json) -> dict[str, float | None]:
     """By how many percent a defense makes one local step longer."""
     timed = overhead(
         model=fields["model"], batch_size=fields["batch_size"], device=fields["device"], defenses=[fields["defense"]]
@@ -31,7 +30,7 @@ def step_overhead(fields: dict[str, Any]) -> dict[str, float | None]:
     return {"percent": None if ratio is None else 100 * (ratio - 1)}
 
 
-def concealed_sample(fields: dict[str, Any]) -> dict[str, float | None]:
+def concealed_sample(fields: Json) -> dict[str, float | None]:
     """What a defense adds to the step of a client with two examples, the first of them sensitive."""
     device, data = fields["device"], load(fields["data"])
     module = models.build(fields["model"], data.domain, seed=fields["seed"]).to(device)
@@ -52,7 +51,7 @@ def _cost(module: torch.nn.Module, defense: Defense, batch: Batch, device: str) 
     return took, torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
 
 
-def leakage_in_round(fields: dict[str, Any]) -> dict[str, float | None]:
+def leakage_in_round(fields: Json) -> dict[str, float | None]:
     """What an attack sees in one round of a defended training; all rounds are run and attacked together, once."""
     plan = {name: value for name, value in fields.items() if name != "round"}
     return _leakage_by_round(json.dumps(plan, sort_keys=True))[fields["round"]]

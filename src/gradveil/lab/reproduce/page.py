@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
+from gradveil.core.types import Json
 from gradveil.lab.audits import attacked_row, figure_of
-from gradveil.lab.reproduce.plan import Planned, ReproductionPlan, outcome
+from gradveil.lab.reproduce.plan import Outcome, Planned, ReproductionPlan, outcome
 from gradveil.lab.reproduce.tables import Column, Fields, Line, Table, Word
 from gradveil.lab.sweeps import ResultFolder
 
@@ -114,21 +114,21 @@ def _farthest(table: Table, values: Values) -> str:
     return f"Farthest from the paper: {'; '.join(named)}." if named else ""
 
 
-def _surfaces(done: Mapping[Line, tuple[list[dict[str, Any]], str]]) -> Iterator[str]:
+def _surfaces(done: Mapping[Line, Outcome]) -> Iterator[str]:
     """Surfaces as blocks, the darker the lower; the private picture is in the middle."""
+
+    def shade(value: float) -> str:
+        """By the logarithm, for objectives rise steeply."""
+        place = math.log1p(99 * (value - low) / (high - low)) / math.log(100) if high > low else 0.0
+        return 2 * _SHADES[min(int(place * len(_SHADES)), len(_SHADES) - 1)]
+
     for line, (results, _) in done.items():
         surface = results[0].get("surface") if results else None
         if surface:
             low, high = (find(map(find, surface)) for find in (min, max))
-            rows = ["".join(_shade(value, low, high) for value in row) for row in surface]
+            rows = ["".join(map(shade, row)) for row in surface]
             head = f"<details><summary>{', '.join(line)}: from {low:.2g} (dark) to {high:.2g}</summary>"
             yield "\n".join([head, "", "```text", *rows, "```", "", "</details>"])
-
-
-def _shade(value: float, low: float, high: float) -> str:
-    """By the logarithm, for objectives rise steeply."""
-    place = math.log1p(99 * (value - low) / (high - low)) / math.log(100) if high > low else 0.0
-    return 2 * _SHADES[min(int(place * len(_SHADES)), len(_SHADES) - 1)]
 
 
 def _cases(table: Table, lines: Sequence[Planned], plan: ReproductionPlan) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _stand_ins(plan: ReproductionPlan) -> dict[str, Word]:
     }
 
 
-def _not_run(plan: ReproductionPlan, found: list[dict[Line, tuple[list[dict[str, Any]], str]]]) -> list[str]:
+def _not_run(plan: ReproductionPlan, found: list[dict[Line, Outcome]]) -> list[str]:
     """The reasons, each with the lines that it holds for."""
     held: dict[str, list[str]] = {}
     for table in found:
@@ -200,7 +200,7 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def values_of(table: Table, results: dict[Line, list[dict[str, Any]]]) -> Values:
+def values_of(table: Table, results: dict[Line, list[Json]]) -> Values:
     """By line, one figure for each column of the table, read off the results of its cases."""
     plain = {line: tuple(_value(table, column, found) for column in table.columns) for line, found in results.items()}
     values = {}
@@ -214,7 +214,7 @@ def values_of(table: Table, results: dict[Line, list[dict[str, Any]]]) -> Values
     return values
 
 
-def _value(table: Table, column: Column, results: list[dict[str, Any]]) -> float | None:
+def _value(table: Table, column: Column, results: list[Json]) -> float | None:
     """The mean of the results, one for each seed, or their spread; None if one of them has no value."""
     each = [_of_result(table, column, result) for result in results]
     known = [value for value in each if value is not None]
@@ -225,11 +225,15 @@ def _value(table: Table, column: Column, results: list[dict[str, Any]]) -> float
     return fmean(known)
 
 
-def _of_result(table: Table, column: Column, result: dict[str, Any]) -> float | None:
+def _of_result(table: Table, column: Column, result: Json) -> float | None:
     if table.kind == "measure":
         return _number(result.get(column.metric))
-    if table.kind == "training":
-        return _of_training(column, result)
+    if table.kind == "training":  # the last evaluation, an accuracy in percent; of what every round has, the mean
+        found = [_number(row.get(column.metric)) for row in result["rows"]]
+        known = [value for value in found if value is not None]
+        if not known or column.metric not in ("accuracy", "loss"):
+            return fmean(known) if known else None
+        return 100 * known[-1] if column.metric == "accuracy" else known[-1]
     row = attacked_row(result["rows"])
     if column.metric not in row["per_image"][0]:
         return _number(figure_of(row, column.metric))
@@ -246,17 +250,6 @@ def _of_result(table: Table, column: Column, result: dict[str, Any]) -> float | 
         batches = [values[start : start + size] for start in range(0, len(values), size)]
         return fmean(max(some) for batch in batches if (some := [value for value in batch if value is not None]))
     return fmean(known)
-
-
-def _of_training(column: Column, result: dict[str, Any]) -> float | None:
-    """The last evaluation, in percent where it is an accuracy; of what every round has, the mean."""
-    found = [_number(row.get(column.metric)) for row in result["rows"]]
-    known = [value for value in found if value is not None]
-    if not known:
-        return None
-    if column.metric == "accuracy":
-        return 100 * known[-1]
-    return known[-1] if column.metric == "loss" else fmean(known)
 
 
 def _number(value: object) -> float | None:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from gradveil.core.atomic import remove_partial, write_json
 from gradveil.core.environment import environment, is_environment
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import claimed
-from gradveil.core.reading import read_text
+from gradveil.core.reading import read_json
 from gradveil.core.registry import split_spec
+from gradveil.core.types import Json
 from gradveil.lab.audits import rows_scored_again
 from gradveil.lab.reproduce.tables import SCALES, Line, Reproduction, Scale, Table
 from gradveil.lab.sweeps import ResultFolder, Start, Status, Study, StudyEntry, make_study, run_study
@@ -26,6 +26,8 @@ from gradveil.lab.sweeps import ResultFolder, Start, Status, Study, StudyEntry, 
 GENERATIVE = ("ggl", "gias", "gifd")
 """Attacks that search a generator."""
 MEASURED = "measured"
+Outcome = tuple[list[Json], str]
+"""The results of a line, one for each seed, or none and why."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Planned:
     """One line of a table: its cases, one for each seed, or why there are none."""
 
     line: Line
-    fields: tuple[dict[str, Any], ...]
+    fields: tuple[Json, ...]
     entries: tuple[StudyEntry, ...]
     """Empty also where the line is measured by a function."""
     why: str
@@ -107,7 +109,7 @@ def _planned(plan: ReproductionPlan, table: Table, line: Line) -> Planned:
     """One line: the fields of the table, and over them those of its words."""
     why = next((why for words, why in table.skipped.items() if set(words) <= set(line)), "")
     base = table.base.at(plan.scale)
-    fields: dict[str, Any] = {**(base or {}), "device": plan.device}
+    fields: Json = {**(base or {}), "device": plan.device}
     for part, text in zip(table.words, line, strict=True):
         word = part[text]
         chosen = word.at(plan.scale)
@@ -164,27 +166,27 @@ def run_plan(
                 write_json(path, {"fields": fields, "figures": figures, "environment": where})
 
 
-def measured_file(out: Path, title: str, fields: dict[str, Any]) -> Path:
+def measured_file(out: Path, title: str, fields: Json) -> Path:
     digest = hashlib.sha256(json.dumps([title, fields], sort_keys=True).encode()).hexdigest()[:16]
     return out / MEASURED / f"{digest}.json"
 
 
-def _measured(path: Path) -> dict[str, Any] | None:
+def _measured(path: Path) -> Json | None:
     """What a file of a measurement holds; None where there is none, or it is damaged."""
     try:
-        found = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(path)
+    except (OSError, ValueError):
         return None
     if not isinstance(found, dict) or not isinstance(found.get("figures"), dict):
         return None
     return found if is_environment(found.get("environment")) else None
 
 
-def outcome(planned: Planned, table_title: str, folder: ResultFolder) -> tuple[list[dict[str, Any]], str]:
-    """What is there of a line: its results, one for each seed, or why there are none."""
+def outcome(planned: Planned, table_title: str, folder: ResultFolder) -> Outcome:
+    """What is there of a line."""
     if not planned.run:
         return [], planned.why
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     for fields in planned.fields if not planned.entries else ():
         file = _measured(measured_file(folder.folder, table_title, fields))
         if file is None:
@@ -205,7 +207,7 @@ def outcome(planned: Planned, table_title: str, folder: ResultFolder) -> tuple[l
     return found, ""
 
 
-def _is_readable(result: dict[str, Any]) -> bool:
+def _is_readable(result: Json) -> bool:
     """Whether a result, which may be copied from elsewhere, has what figures and pages are read off."""
     rows, case = result.get("rows"), result.get("case")
     if not is_environment(result.get("environment")) or not isinstance(case, dict) or not isinstance(rows, list):

@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from gradveil.core.errors import UnknownNameError
+from gradveil.core.types import Json
 from gradveil.lab.reproduce.landscape import landscape
 from gradveil.lab.reproduce.measures import concealed_sample, leakage_in_round, step_overhead
 
@@ -32,7 +33,7 @@ Fields = Mapping[str, Any]
 Line = tuple[str, ...]
 Figures = Mapping[Line, tuple[float | None, ...]]
 """What a paper has, by line and in the order of its columns; None where it has nothing."""
-Measure = Callable[[dict[str, Any]], Mapping[str, Any]]
+Measure = Callable[[Json], Mapping[str, object]]
 """What is neither an audit nor a training: from fields to figures by name, and maybe a ``surface`` of them."""
 MEASURES: Mapping[str, Measure] = {
     one.__name__: one for one in (concealed_sample, landscape, leakage_in_round, step_overhead)
@@ -141,12 +142,12 @@ def reproduction(name: str) -> Reproduction:
 
 def _table(
     *,
-    words: dict[str, dict[str, Any]],
-    columns: list[dict[str, Any]],
-    base: dict[str, Any] | None = None,
+    words: dict[str, Json],
+    columns: list[Json],
+    base: Json | None = None,
     figures: list[list[Any]] | None = None,
     measure: str | None = None,
-    skipped: list[dict[str, Any]] | None = None,
+    skipped: list[Json] | None = None,
     **others: Any,
 ) -> Table:
     """A table as its file has it."""
@@ -164,7 +165,7 @@ def _table(
     )
 
 
-def _word(fields: dict[str, Any]) -> Word:
+def _word(fields: Json) -> Word:
     """Fields of both scales, or the parts of a word."""
     if not fields.keys() & {"small", "paper", "both", "why", "asks"}:
         return Word(fields, fields)

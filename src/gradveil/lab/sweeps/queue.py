@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,20 +60,14 @@ class Queue:
         elif outcome.how == "lost" or (outcome.how == "died" and self._deaths[batch.digest] < TRIES):
             self.waiting.appendleft(batch)
         elif outcome.how == "no room" or batch.alone:
-            self._give_up(batch, outcome)
+            for entry in (one for one in batch.entries if one.digest not in self.done):
+                self.failed[entry.digest] = outcome.reason
+                with suppress(GradveilError):  # where there is no room for the record either, the status has the reason
+                    self.results.save_failure(entry, outcome.reason, outcome.log, alone=batch.alone)
         else:
             self.results.abandon(batch)
             self.done |= {digest for digest in batch.digests if self.results.result(digest) is not None}
             self.waiting.extendleft(one for one in reversed(batch.apart()) if not set(one.digests) <= self.done)
-
-    def _give_up(self, batch: CaseBatch, outcome: Outcome) -> None:
-        for entry in batch.entries:
-            if entry.digest not in self.done:
-                self.failed[entry.digest] = outcome.reason
-                try:
-                    self.results.save_failure(entry, outcome.reason, outcome.log, alone=batch.alone)
-                except GradveilError:
-                    continue  # where there is no room for the record either, the status has the reason
 
     def under_way(self) -> dict[str, float]:
         """By digest, since when each case runs."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.types import Json
 from gradveil.lab.sweeps.queue import Queue
 from gradveil.lab.sweeps.results import RESULT, ResultFolder
 from gradveil.lab.sweeps.study import CaseBatch
@@ -100,7 +101,7 @@ def _received(ray: ModuleType, ticket: Any, results: ResultFolder) -> Outcome:
 def _connected(address: str, cpus: int) -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will by itself: here it only warns
-    own: dict[str, Any] = {}
+    own: Json = {}
     if address == LOCAL:
         # Ray listens on every network of the machine, but does nothing for who does not know the token.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))

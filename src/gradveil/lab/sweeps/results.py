@@ -28,11 +28,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from gradveil.core.atomic import make_folder, remove_partial, write_atomically, write_json
 from gradveil.core.errors import BadFileError
-from gradveil.core.reading import MOST, read_bytes, read_text
+from gradveil.core.reading import MOST, read_bytes, read_json
+from gradveil.core.types import Json
 from gradveil.lab.audits import result_of
 from gradveil.lab.sweeps.study import CaseBatch, Study, StudyEntry
 
@@ -85,7 +85,7 @@ class Status:
         begun = sum(min(seconds, self.seconds_per_case) for seconds in self.running.values())
         return max(0.0, self.seconds_per_case * (self.left + len(self.running)) - begun) / max(1, self.workers)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         shown = asdict(self) | {"running": sorted(self.running), "estimate_s": self.estimate}
         del shown["workers"]
         return shown
@@ -135,12 +135,12 @@ class ResultFolder:
             raise BadFileError(f"{self.folder / 'study.json'} is damaged: run the sweep again")
         return {str(case["digest"]): str(case.get("title", "")) for case in cases}
 
-    def result(self, digest: str) -> dict[str, Any] | None:
+    def result(self, digest: str) -> Json | None:
         """The result of a case that is done. A file that is damaged or of another case is none."""
         found = _read(self.case(digest) / RESULT) or self._packed.get(digest, {}).get("result")
         return found if isinstance(found, dict) and found.get("digest") == digest else None
 
-    def failure(self, digest: str) -> dict[str, Any] | None:
+    def failure(self, digest: str) -> Json | None:
         """The record of a case that failed, with its ``reason``. A file that is damaged is none: it is run again."""
         found = _read(self.case(digest) / FAILURE)
         return found if found is not None and isinstance(found.get("reason"), str) else None
@@ -151,14 +151,14 @@ class ResultFolder:
         took = ran.get("seconds") if isinstance(ran, dict) else None
         return float(took) if isinstance(took, int | float) and 0 <= took < sys.float_info.max else None
 
-    def recorded(self, digests: Collection[str]) -> tuple[set[str], dict[str, dict[str, Any]], list[float]]:
+    def recorded(self, digests: Collection[str]) -> tuple[set[str], dict[str, Json], list[float]]:
         """Of these cases: those that are done, the failures of others, and the seconds that the done ones took."""
         done = {digest for digest in digests if self.result(digest) is not None}
         failures = {digest: one for digest in digests if digest not in done and (one := self.failure(digest))}
         return done, failures, [took for digest in done if (took := self.seconds(digest)) is not None]
 
     @cached_property
-    def _packed(self) -> dict[str, dict[str, Any]]:
+    def _packed(self) -> dict[str, Json]:
         """By digest, ``result`` and ``ran`` of the cases that were packed; a file that is damaged has none."""
         try:
             content = read_bytes(self.folder / PACKED)
@@ -190,7 +190,7 @@ class ResultFolder:
     def _draft(self, digest: str) -> Path:
         return self.folder / ".work" / f"draft-{digest}"
 
-    def publish(self, digest: str, folder: Path, result: dict[str, Any], seconds: float) -> None:
+    def publish(self, digest: str, folder: Path, result: Json, seconds: float) -> None:
         """Write into the folder of a case that it is done, and put it into its place."""
         write_json(folder / RAN, {"seconds": seconds, "host": socket.gethostname()})
         write_json(folder / RESULT, {"version": VERSION, "digest": digest, **result})
@@ -210,9 +210,9 @@ class ResultFolder:
         write_atomically(self.case(entry.digest) / LOG, log.encode())
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Json | None:
     try:
-        found = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):  # the last: JSON nested without end
+        found = read_json(path)
+    except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -90,17 +90,13 @@ def run_study(
 
             run_on_ray(queue, address=ray, workers=workers, threads=study.threads, gpus=gpus, changed=changed)
         elif start == "here":
-            _run_here(queue, study.threads, changed)
+            while (batch := queue.take()) is not None:
+                queue.finish(batch, attempt(batch, out, study.threads))
+                changed()
         else:
             _run_locally(queue, workers=workers, threads=study.threads, start=start, changed=changed)
         results.clean(batches_of(study))
         return queue.status()
-
-
-def _run_here(queue: Queue, threads: int, changed: Callable[[], None]) -> None:
-    while (batch := queue.take()) is not None:
-        queue.finish(batch, attempt(batch, queue.results.folder, threads))
-        changed()
 
 
 def _run_locally(queue: Queue, *, workers: int, threads: int, start: Start, changed: Callable[[], None]) -> None:

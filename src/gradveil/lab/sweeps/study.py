@@ -32,6 +32,7 @@ from gradveil.auditing import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.case import RESULTS, first_complaint, read_fields
 from gradveil.auditing.run import TOGETHER
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Json
 from gradveil.defenses import DEFENSES
 from gradveil.federated import Training, make_training
 
@@ -133,10 +134,10 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Kind = "audit"
-    base: dict[str, Any] = {}
+    base: Json = {}
     grid: Grid = {}
     grids: list[Grid] = []
-    exclude: list[dict[str, Any]] = []
+    exclude: list[Json] = []
     threads: int = Field(default=1, ge=1)
     together: int | None = Field(default=None, ge=1)
 
@@ -150,7 +151,7 @@ def read_study(path: Path) -> Study:
     return make_study(path.stem, read_fields(path, "study", "base: and grid: with lines below them"))
 
 
-def make_study(name: str, fields: dict[str, Any]) -> Study:
+def make_study(name: str, fields: Json) -> Study:
     """A study from the fields of its file."""
     try:
         file = _File(**fields)
@@ -159,15 +160,26 @@ def make_study(name: str, fields: dict[str, Any]) -> Study:
     if file.grid and file.grids:
         raise GradveilError(f"study {name}: write either one grid: or several below grids:, not both")
     entries: dict[str, StudyEntry] = {}
+    case: Case | ObservedCase | Training
     for chosen in _combinations(file, name):
-        entry = _entry(file, chosen, name)
+        title = " ".join(f"{field}={_shown(value)}" for field, value in chosen.items()) or name
+        given = _nested(file.base | chosen, name)
+        given |= {field: [given[field]] for field in _LISTS & given.keys() if isinstance(given[field], str)}
+        try:
+            if file.kind == "training":
+                case = make_training(given)
+            else:
+                case = make_observed_case(given) if "observations" in given else make_case(given)
+        except GradveilError as error:
+            raise GradveilError(f"study {name}, case {title}: {error}") from None
+        entry = StudyEntry(file.kind, case, title)
         entries.setdefault(entry.digest, entry)
     if not entries:
         raise GradveilError(f"study {name}: exclude leaves no case")
     return Study(name, tuple(entries.values()), file.threads, file.together)
 
 
-def _combinations(file: _File, name: str) -> Iterator[dict[str, Any]]:
+def _combinations(file: _File, name: str) -> Iterator[Json]:
     """What the grids choose for each case, without what is excluded."""
     grids = file.grids or [file.grid]
     known = {field for grid in grids for field in grid} | file.base.keys()
@@ -193,24 +205,9 @@ def _combinations(file: _File, name: str) -> Iterator[dict[str, Any]]:
         raise GradveilError(f"study {name}: exclude {{{shown}}} meets no case: write its values as base or grid does")
 
 
-def _entry(file: _File, chosen: dict[str, Any], name: str) -> StudyEntry:
-    title = " ".join(f"{field}={_shown(value)}" for field, value in chosen.items()) or name
-    fields = _nested(file.base | chosen, name)
-    fields |= {field: [fields[field]] for field in _LISTS & fields.keys() if isinstance(fields[field], str)}
-    case: Case | ObservedCase | Training
-    try:
-        if file.kind == "training":
-            case = make_training(fields)
-        else:
-            case = make_observed_case(fields) if "observations" in fields else make_case(fields)
-    except GradveilError as error:
-        raise GradveilError(f"study {name}, case {title}: {error}") from None
-    return StudyEntry(file.kind, case, title)
-
-
-def _nested(given: dict[str, Any], name: str) -> dict[str, Any]:
+def _nested(given: Json, name: str) -> Json:
     """Fields with those that have dots in their names put into the fields that they are part of."""
-    nested: dict[str, Any] = {}
+    nested: Json = {}
     for dotted, value in given.items():
         *above, last = dotted.split(".")
         place = nested
@@ -227,5 +224,5 @@ def _nested(given: dict[str, Any], name: str) -> dict[str, Any]:
     return nested
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -7,12 +7,13 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from gradveil.auditing import Audit, Case, ObservedCase, run_case, run_observed
+from gradveil.auditing import Case, ObservedCase, run_case, run_observed
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Json
 from gradveil.federated import run_training
 from gradveil.lab.audits import result_of, split_audit
 from gradveil.lab.sweeps.results import LOG, ResultFolder
@@ -51,10 +52,18 @@ def _no_room(error: BaseException | None) -> bool:
 
 def _run_and_publish(batch: CaseBatch, results: ResultFolder) -> None:
     folder, started = results.work(batch), time.perf_counter()
-    whole = _run(batch, folder)
+    case, whole = batch.entries[0].case, None
+    if isinstance(case, Case):  # one audit of all defenses; what an interrupted attempt finished is kept
+        defenses = dict.fromkeys(defense for entry in batch.entries for defense in entry.case.defenses)  # type: ignore[union-attr]
+        whole = run_case(case.model_copy(update={"defenses": tuple(defenses)}), folder, resume=True)
+        done = whole.as_json()
+    elif isinstance(case, ObservedCase):
+        done = run_observed(case, folder, resume=True).as_json()
+    else:
+        done = run_training(case, folder, resume=True)
     seconds = (time.perf_counter() - started) / len(batch.entries)
 
-    def publish(entry: StudyEntry, place: Path, done: dict[str, Any]) -> None:
+    def publish(entry: StudyEntry, place: Path, done: Json) -> None:
         about = {"kind": entry.kind, "title": entry.title, "case": entry.case.as_json()}
         about |= {"environment": done["environment"], "together": batch.digests}
         results.publish(entry.digest, place, about | result_of(done), seconds)
@@ -62,23 +71,12 @@ def _run_and_publish(batch: CaseBatch, results: ResultFolder) -> None:
     if batch.alone:
         for path in [folder / LOG, *folder.rglob(".*")]:  # the log, and what a killed process had begun to write
             path.unlink(missing_ok=True)
-        publish(batch.entries[0], folder, whole.as_json() if isinstance(whole, Audit) else whole)
+        publish(batch.entries[0], folder, done)
         return
     for entry in batch.entries:
         if results.result(entry.digest) is None:
             assert isinstance(entry.case, Case), "nothing else shares a batch"
-            assert isinstance(whole, Audit)
+            assert whole is not None
             draft = results.draft(entry.digest)
             publish(entry, draft, split_audit(entry.case, whole, folder, draft).as_json())
     results.abandon(batch)
-
-
-def _run(batch: CaseBatch, folder: Path) -> Audit | dict[str, Any]:
-    """One audit of all defenses of the batch, or one training; what an interrupted attempt finished is kept."""
-    case = batch.entries[0].case
-    if isinstance(case, Case):
-        defenses = dict.fromkeys(defense for entry in batch.entries for defense in entry.case.defenses)  # type: ignore[union-attr]
-        return run_case(case.model_copy(update={"defenses": tuple(defenses)}), folder, resume=True)
-    if isinstance(case, ObservedCase):
-        return run_observed(case, folder, resume=True)
-    return run_training(case, folder, resume=True)
