@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from gradveil.engine.graphs import CudaGraphCache, Graph
+from gradveil.engine.graphs import CudaGraphCache, Graph, cuda_settings, without_tf32
 
+FLAGS = torch.backends.cudnn, torch.backends.cuda.matmul
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
@@ -56,3 +58,30 @@ def test_tensors_that_nobody_edits_are_loaded_once() -> None:
     graph.load(given)
     graph.replay()
     torch.testing.assert_close(graph.result(), roots(given))
+
+
+@pytest.fixture
+def tf32_allowed() -> Iterator[None]:
+    before = [flags.allow_tf32 for flags in FLAGS]
+    for flags in FLAGS:
+        flags.allow_tf32 = True
+    yield
+    for flags, allowed in zip(FLAGS, before, strict=True):
+        flags.allow_tf32 = allowed
+
+
+@pytest.mark.usefixtures("tf32_allowed")
+def test_a_thread_that_ends_leaves_plain_float32_to_others() -> None:
+    """The flags are those of the process; no GPU is needed to set them."""
+    first, second = without_tf32(), without_tf32()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not any(flags.allow_tf32 for flags in FLAGS), "the other one still needs it"
+    with cuda_settings(tf32=True, benchmark=True):
+        assert all(flags.allow_tf32 for flags in FLAGS)
+        assert torch.backends.cudnn.benchmark
+    assert not any(flags.allow_tf32 for flags in FLAGS)
+    second.__exit__(None, None, None)
+    assert all(flags.allow_tf32 for flags in FLAGS)
+    assert not torch.backends.cudnn.benchmark

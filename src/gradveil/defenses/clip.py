@@ -15,14 +15,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
 from gradveil.core.types import Params
 from gradveil.defenses.base import DEFENSES, At, Defense, Log, Step, Transform
-from gradveil.engine import (
-    example_gradients,
-    example_pass,
-    products,
-    rules,
-    trained_gradients,
-    without_tf32,
-)
+from gradveil.engine import example_gradients, example_pass, products, rules, trained_gradients, without_tf32
 
 ENTRIES_AT_ONCE = 2**26
 """So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
@@ -106,7 +99,7 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float] | None:
 
     Of each only its length is found. What is kept of it scales the gradients at the outputs of a layer, and these give
     the sum over all examples at once. Where a layer's gradients had to be formed for the length, these are summed:
-    outputs of one example that cancel would swallow others in a sum over all. An example whose length nobody can tell
+    those of one example that cancel would swallow others in a sum over all. An example whose length nobody can tell
     is left out, and formed by itself.
     """
     count = len(step.batch)

@@ -19,13 +19,7 @@ from gradveil.core.trees import add, dot, scaled
 from gradveil.core.types import Batch, Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images
-from gradveil.engine import (
-    CudaGraphCache,
-    cuda_settings,
-    example_pass,
-    gradients,
-    products,
-)
+from gradveil.engine import CudaGraphCache, cuda_settings, example_pass, gradients, products
 
 Sensitive = Callable[[Batch], Tensor] | Tensor
 """A predicate, or a mask over the client's local data: which examples are sensitive, as booleans."""

@@ -25,22 +25,52 @@ forward_mode = threading.RLock()
 """Held by clients while they take forward derivatives: torch counts the levels of these for all threads together."""
 
 
+class _Backends:
+    """The settings of torch are those of the whole process: what threads asked for lasts until the last has ended."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.asked: dict[object, tuple[bool | None, bool | None]] = {}
+        """TF32 and cuDNN's trials, as they are needed now; where two differ, the later one counts."""
+        self._before = (False, False, False)
+
+    def ask(self, key: object, tf32: bool | None, benchmark: bool | None) -> None:
+        if not self.asked:
+            cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+            self._before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
+        self.asked[key] = tf32, benchmark
+        self._set()
+
+    def end(self, key: object) -> None:
+        del self.asked[key]
+        self._set()
+
+    def _set(self) -> None:
+        convolutions, products, trials = self._before
+        for tf32, benchmark in self.asked.values():
+            convolutions, products = (convolutions, products) if tf32 is None else (tf32, tf32)
+            trials = trials if benchmark is None else benchmark
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+        torch.backends.cudnn.benchmark = trials
+
+
+_backends = _Backends()
+
+
 @contextlib.contextmanager
 def cuda_settings(*, tf32: bool | None = None, benchmark: bool | None = None) -> Iterator[None]:
     """Let products be rounded to TF32 or not, and cuDNN try its kernels or not; None leaves a setting as it is.
 
     Left to its own rule, cuDNN takes a kernel for second derivatives that can be 25 times too slow.
     """
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
-    if tf32 is not None:
-        cudnn.allow_tf32 = matmul.allow_tf32 = tf32
-    if benchmark is not None:
-        cudnn.benchmark = benchmark
+    key = object()
+    with _backends.lock:
+        _backends.ask(key, tf32, benchmark)
     try:
         yield
     finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+        with _backends.lock:
+            _backends.end(key)
 
 
 def without_tf32() -> AbstractContextManager[None]:

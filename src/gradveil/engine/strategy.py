@@ -32,15 +32,7 @@ from gradveil.core.errors import BadFileError, GradveilError, StrategyError
 from gradveil.core.reading import read_text
 from gradveil.core.types import Params
 from gradveil.engine.agreement import FEW, agree, same_tensors
-from gradveil.engine.graphs import (
-    Evaluate,
-    at,
-    captured,
-    captured_by_parts,
-    concatenated,
-    cuda_settings,
-    side_by_side,
-)
+from gradveil.engine.graphs import Evaluate, at, captured, captured_by_parts, concatenated, cuda_settings, side_by_side
 from gradveil.engine.network import UnsupportedError
 
 Given = dict[str, Any]
