@@ -29,7 +29,6 @@ from gradveil.lab.reproduce.measures import concealed_sample, leakage_in_round, 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Kind = Literal["audit", "training", "measure"]
-Fields = Mapping[str, Any]
 Line = tuple[str, ...]
 Figures = Mapping[Line, tuple[float | None, ...]]
 """What a paper has, by line and in the order of its columns; None where it has nothing."""
@@ -45,15 +44,15 @@ PAPERS = ("censor", "outpost", "dcs2", "ggl")
 class Word:
     """What a word of a table stands for at each scale. Without fields, its lines are not run there, for the reason."""
 
-    small: Fields | None
-    paper: Fields | None
+    small: Json | None
+    paper: Json | None
     why: str = ""
     asks: str = ""
     """For data that the user has to bring: how to name them, such as ``imagenet:path=FOLDER``."""
     instead: str = ""
     """The data that stand in for these until the user brings them."""
 
-    def at(self, scale: Scale) -> Fields | None:
+    def at(self, scale: Scale) -> Json | None:
         return self.small if scale == "small" else self.paper
 
 
