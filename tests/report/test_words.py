@@ -72,7 +72,7 @@ def test_recipe_of_one_gradient() -> None:
 
 
 def test_recipe_of_local_training() -> None:
-    recipe: words.Fields = {
+    recipe: words.CaseFields = {
         "sends": "delta",
         "lr": 0.05,
         "epochs": 2,

@@ -12,7 +12,7 @@ from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, finite, styl
 NO_MOVE = "It has no counter-move here, and goes by what the update itself shows."
 NOT_TRIED = "No attack that knows the defense was tried on it."
 NOT_TOLD = "The adversary was not told which defense it faces."
-Fields = Mapping[str, JsonValue]
+CaseFields = Mapping[str, JsonValue]
 
 
 def defense_name(spec: str) -> str:
@@ -127,7 +127,7 @@ def points(share: float | None) -> str:
     return f"{100 * share:.1f} points" if share >= 0 else f"none ({-100 * share:.1f} points gained)"
 
 
-def setting(case: Fields, trainings: Sequence[SavedTraining] = (), line_ups: Collection[int] = ()) -> list[str]:
+def setting(case: CaseFields, trainings: Sequence[SavedTraining] = (), line_ups: Collection[int] = ()) -> list[str]:
     """What was attacked and how hard, in sentences; ``line_ups``: how many images stood in those that were held."""
     restarts = f" and {_count(case, 'restarts', 'restart')} for each update" if case.get("restarts") is not None else ""
     specs = case.get("attacks")
@@ -144,7 +144,7 @@ def setting(case: Fields, trainings: Sequence[SavedTraining] = (), line_ups: Col
     return sentences
 
 
-def _made(case: Fields) -> list[str]:
+def _made(case: CaseFields) -> list[str]:
     """Where the updates come from when they were made for the audit."""
     images, how = _count(case, "images", "image"), case.get("recipe")
     return [
@@ -188,7 +188,7 @@ def runs(numbers: Sequence[int], to: str = " to ") -> str:
     return ", ".join(f"{run[0]}{to}{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
 
 
-def recipe(fields: Fields) -> str:
+def recipe(fields: CaseFields) -> str:
     """How the client trains, in a sentence."""
     mode = "training" if fields.get("train_mode") is True else "evaluation"
     if fields.get("sends") != "delta":
@@ -278,19 +278,19 @@ def _grouped(pairs: Iterable[tuple[str, Row]]) -> dict[str, list[Row]]:
     return groups
 
 
-def value_of(fields: Fields, key: str) -> str:
+def value_of(fields: CaseFields, key: str) -> str:
     value = fields.get(key)
     return "(not recorded)" if value is None else str(value)
 
 
-def _number(fields: Fields, key: str) -> float | None:
+def _number(fields: CaseFields, key: str) -> float | None:
     try:
         return finite(fields.get(key))
     except ValueError:
         return None
 
 
-def _count(fields: Fields, key: str, noun: str) -> str:
+def _count(fields: CaseFields, key: str, noun: str) -> str:
     number = _number(fields, key)
     if number is None:
         return f"an unrecorded number of {noun}s"

@@ -29,7 +29,7 @@ class Measurement(NamedTuple):
     sentence: str
 
 
-Measure = Callable[[InspectedBroadcast], Iterator[Measurement]]
+BroadcastCheck = Callable[[InspectedBroadcast], Iterator[Measurement]]
 CHECKS: dict[str, Callable[[InspectedBroadcast], list[Finding]]] = {}
 """By name, in the order in which findings are listed."""
 MOST_ROWS = 1024
@@ -49,10 +49,10 @@ STEP_EXAMPLES = 2
 LARGEST_RATIO = 1e6
 
 
-def check(bound: float, severity: Severity = "alarm") -> Callable[[Measure], Measure]:
+def check(bound: float, severity: Severity = "alarm") -> Callable[[BroadcastCheck], BroadcastCheck]:
     """Register a function as the check of its name."""
 
-    def register(measure: Measure) -> Measure:
+    def register(measure: BroadcastCheck) -> BroadcastCheck:
         name = measure.__name__.replace("_", " ")
 
         def findings(seen: InspectedBroadcast) -> list[Finding]:

@@ -7,7 +7,6 @@ submits runs could otherwise start the count anew.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from logging import ERROR, INFO, WARNING
@@ -19,6 +18,7 @@ from flwr.supercore import log
 
 from gradveil.core.atomic import open_file, write_json
 from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.reading import read_json
 from gradveil.defenses import DEFENSES
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.flower.node import NodeSettings
@@ -73,8 +73,8 @@ def _kept(folder: Path | None, client: int, context: Context) -> Iterator[Ledger
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
                 try:
-                    entries = json.loads(path.read_text())
-                except (ValueError, RecursionError) as error:
+                    entries = read_json(path)
+                except ValueError as error:
                     log(ERROR, "%s cannot be read: %s", path, error)
                     raise GradveilError("this node cannot read its privacy ledger: its log says which file") from None
         ledger = Ledger.restored(entries)

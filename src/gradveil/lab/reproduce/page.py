@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 
 from gradveil.core.types import Json
 from gradveil.lab.audits import attacked_row, figure_of
-from gradveil.lab.reproduce.plan import Outcome, Planned, ReproductionPlan, outcome
-from gradveil.lab.reproduce.tables import Column, Fields, Line, Table, Word
+from gradveil.lab.reproduce.plan import LineResults, Planned, ReproductionPlan, outcome
+from gradveil.lab.reproduce.tables import Column, Line, Table, Word
 from gradveil.lab.sweeps import ResultFolder
 
 Values = dict[Line, tuple[float | None, ...]]
@@ -114,7 +114,7 @@ def _farthest(table: Table, values: Values) -> str:
     return f"Farthest from the paper: {'; '.join(named)}." if named else ""
 
 
-def _surfaces(done: Mapping[Line, Outcome]) -> Iterator[str]:
+def _surfaces(done: Mapping[Line, LineResults]) -> Iterator[str]:
     """Surfaces as blocks, the darker the lower; the private picture is in the middle."""
 
     def shade(value: float) -> str:
@@ -136,7 +136,7 @@ def _cases(table: Table, lines: Sequence[Planned], plan: ReproductionPlan) -> It
     run = [planned for planned in lines if planned.run]
     if not run:
         return
-    shown: dict[str, Fields] = {"all lines": table.base.at(plan.scale) or {}}
+    shown: dict[str, Json] = {"all lines": table.base.at(plan.scale) or {}}
     for place, part in enumerate(table.words):
         for text in dict.fromkeys(planned.line[place] for planned in run):
             brought = {"data": plan.data[text]} if text in plan.data else {}
@@ -161,7 +161,7 @@ def _stand_ins(plan: ReproductionPlan) -> dict[str, Word]:
     }
 
 
-def _not_run(plan: ReproductionPlan, found: list[dict[Line, Outcome]]) -> list[str]:
+def _not_run(plan: ReproductionPlan, found: list[dict[Line, LineResults]]) -> list[str]:
     """The reasons, each with the lines that it holds for."""
     held: dict[str, list[str]] = {}
     for table in found:

@@ -26,7 +26,7 @@ from gradveil.lab.sweeps import ResultFolder, Start, Status, Study, StudyEntry, 
 GENERATIVE = ("ggl", "gias", "gifd")
 """Attacks that search a generator."""
 MEASURED = "measured"
-Outcome = tuple[list[Json], str]
+LineResults = tuple[list[Json], str]
 """The results of a line, one for each seed, or none and why."""
 
 
@@ -182,7 +182,7 @@ def _measured(path: Path) -> Json | None:
     return found if is_environment(found.get("environment")) else None
 
 
-def outcome(planned: Planned, table_title: str, folder: ResultFolder) -> Outcome:
+def outcome(planned: Planned, table_title: str, folder: ResultFolder) -> LineResults:
     """What is there of a line."""
     if not planned.run:
         return [], planned.why

@@ -11,7 +11,6 @@ a line, and the paper has no numbers.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from gradveil.core.errors import UnknownNameError
+from gradveil.core.registry import find
 from gradveil.core.types import Json
 from gradveil.lab.reproduce.landscape import landscape
 from gradveil.lab.reproduce.measures import concealed_sample, leakage_in_round, step_overhead
@@ -29,7 +28,6 @@ from gradveil.lab.reproduce.measures import concealed_sample, leakage_in_round, 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Kind = Literal["audit", "training", "measure"]
-Fields = Mapping[str, Any]
 Line = tuple[str, ...]
 Figures = Mapping[Line, tuple[float | None, ...]]
 """What a paper has, by line and in the order of its columns; None where it has nothing."""
@@ -45,15 +43,15 @@ PAPERS = ("censor", "outpost", "dcs2", "ggl")
 class Word:
     """What a word of a table stands for at each scale. Without fields, its lines are not run there, for the reason."""
 
-    small: Fields | None
-    paper: Fields | None
+    small: Json | None
+    paper: Json | None
     why: str = ""
     asks: str = ""
     """For data that the user has to bring: how to name them, such as ``imagenet:path=FOLDER``."""
     instead: str = ""
     """The data that stand in for these until the user brings them."""
 
-    def at(self, scale: Scale) -> Fields | None:
+    def at(self, scale: Scale) -> Json | None:
         return self.small if scale == "small" else self.paper
 
 
@@ -127,17 +125,8 @@ def reproductions() -> dict[str, Reproduction]:
 
 
 def reproduction(name: str) -> Reproduction:
-    """The reproduction of a name.
-
-    Raises:
-        UnknownNameError: if there is none; it names near ones.
-    """
-    known = reproductions()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "gradveil reproduce --list shows all"
-        raise UnknownNameError(f"no reproduction is called {name!r}; {hint}")
-    return known[name]
+    """The reproduction of a name; an error names those that are like it."""
+    return find("reproduction", name, reproductions())
 
 
 def _table(
