@@ -18,7 +18,6 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import derive, generator
 from gradveil.core.streams import Stream
-from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Log, PublicData
@@ -65,7 +64,7 @@ def broadcast(case: Case, reshaped: str | None, data: ImageSet, own: nn.Module |
     """The model of the case or the user's own, reshaped by the defenses named where there are any."""
     module = models.build(case.model, data.domain, seed=case.seed) if own is None else copy.deepcopy(own)
     module = (DEFENSES.build(reshaped).on_model(module) if reshaped else module).to(case.device)
-    return Broadcast(module, detached(dict(module.named_parameters())))
+    return Broadcast(module, models.trained_parameters(module))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES
 from gradveil.defenses.public import SHIPPED
+from gradveil.models import as_pictures, logits_of
 from gradveil.threat import threat_model
 
 
@@ -47,6 +48,7 @@ def audit(
     the folder of the audit is kept there.
     """
     inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Batch) else batch
+    inputs = as_pictures(inputs)
     device = next(iter(model.parameters())).device.type
     private = _private_first(inputs.detach().cpu(), labels.detach().cpu(), gallery, _classes(model, inputs))
     case = Case.model_construct(
@@ -103,7 +105,7 @@ def _classes(model: nn.Module, inputs: Tensor) -> int:
     model.eval()
     try:
         with torch.no_grad():
-            return int(model(inputs[:1].to(next(iter(model.parameters())).device)).shape[1])
+            return int(logits_of(model(inputs[:1].to(next(iter(model.parameters())).device))).shape[1])
     finally:
         model.train(was)
 

@@ -43,6 +43,8 @@ class Reply:
 class SimulatedClient:
     """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``.
 
+    Its frozen parameters are agreed on as well: they are neither broadcast nor trained nor sent.
+
     ``on_suspicion`` makes it inspect each broadcast, with its own batch for a probe and the last broadcast that it
     trained on to compare with, before it trains. ``public`` says which data is public, for defenses that need some.
     """
@@ -59,16 +61,12 @@ class SimulatedClient:
     ) -> None:
         if on_suspicion not in get_args(OnSuspicion):
             raise GradveilError(f"on_suspicion is one of {', '.join(get_args(OnSuspicion))}, not {on_suspicion!r}")
-        if frozen := [name for name, parameter in module.named_parameters() if not parameter.requires_grad]:
-            # to train what its owner does not train would show leaks that are not there
-            raise GradveilError(
-                f"parameter {frozen[0]!r} is frozen, but clients here train and send all of them: unfreeze it, or make "
-                "it a buffer (gradveil.protect leaves frozen parameters alone in your own loop)"
-            )
         self.on_suspicion, self.recipe, self.loss = on_suspicion, recipe, loss
         self.defense = defense or Defense()
         self.defense.check(module)
         self.model = Functional(module, train_mode=recipe.train_mode)
+        if not self.model.params:
+            raise GradveilError("all parameters of the model are frozen: there is nothing to train and to send")
         self.public = public
         self._module = module
         self._trained_on: Params | None = None
@@ -123,12 +121,13 @@ class SimulatedClient:
             self._trained_on = detached(dict(sent))
         own = self.model.params
         if sent.keys() != own.keys() or not all(tensor.is_floating_point() for tensor in sent.values()):
-            raise GradveilError("the broadcast does not hold the parameters of this client's model")
+            raise GradveilError("the broadcast does not hold the parameters that this client trains")
         local = Batch(self.defense.on_inputs(batch.inputs, rng), batch.labels)
         start = Step(
             model=self.model,
             loss=self.loss,
             params={name: tensor.to(own[name].dtype) for name, tensor in sent.items()},  # some servers send half of it
+            frozen=self.model.frozen,
             batch=local,
             index=torch.arange(len(local), device=local.labels.device),
             number=0,
@@ -222,7 +221,7 @@ class ClientRun(LocalRun):
         update = self._defense.on_update(self.update(), start.rng, start.log)
         if all_finite(update):
             return detached(update)
-        for name, tensor in (start.params | start.model.buffers).items():
+        for name, tensor in (start.params | start.frozen | start.model.buffers).items():
             if not all_finite({name: tensor}):
                 raise GradveilError(
                     f"the model's parameters are not finite: {name!r} holds NaN or infinity, and so does the update"

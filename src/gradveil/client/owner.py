@@ -16,14 +16,18 @@ from gradveil.client.sampling import Examples
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Loss, Params
 from gradveil.defenses import DEFENSES, Defense, Log
-from gradveil.models import AddsToLoss
+from gradveil.models import AddsToLoss, arguments_of, as_pictures, logits_of
+
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+"""What a model is called with: one tensor, several in their order, or several by name."""
 
 
 class Client:
     """One participant of a federation, with a copy of the model that nobody else can reach.
 
     Args:
-        model: takes one tensor of inputs and returns one tensor of outputs. What it holds now is the first broadcast.
+        model: takes tensors of inputs, with a row for each example, and returns one tensor of outputs or an object
+            with ``logits``. What it holds now is the first broadcast. Frozen parameters are not trained and not sent.
         defense: a defense, or its name with options, such as ``"dp:sigma=1.1"``.
         loss: the mean over the examples, as a function of outputs and targets; default: cross entropy.
         optimizer: makes the optimizer from the parameters to train; default: SGD at a rate of 0.1.
@@ -63,11 +67,17 @@ class Client:
         """Begin a round from what the server sent: parameters, and maybe buffers, by name."""
         self._guard.new_round(broadcast)
 
-    def step(self, inputs: Tensor, targets: Tensor) -> float:
-        """Train on one batch, defended. Returns the loss before the step."""
+    def step(self, inputs: Inputs, targets: Tensor) -> float:
+        """Train on one batch, defended. Returns the loss before the step.
+
+        Args:
+            inputs: a tensor; several in a tuple, or by name in a dict. Images of bytes become numbers in [0, 1].
+            targets: one for each example.
+        """
+        arguments, keywords = arguments_of(as_pictures(inputs))
         with torch.enable_grad():
             self._optimizer.zero_grad()
-            value = self._guard.loss(self._model.train()(inputs), targets)
+            value = self._guard.loss(self._model.train()(*arguments, **keywords), targets)
             value.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
         return float(value.detach())
@@ -76,11 +86,11 @@ class Client:
         """Batches by Poisson sampling, for one :meth:`step` each: what ``dp`` counts at a rate below 1."""
         return self._guard.sample(dataset, rate, steps)
 
-    def outputs(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Inputs) -> Tensor:
         """What the model says of inputs, for the client's own eyes."""
+        arguments, keywords = arguments_of(as_pictures(inputs))
         with torch.no_grad():
-            found: Tensor = self._model.eval()(inputs)
-        return found
+            return logits_of(self._model.eval()(*arguments, **keywords))
 
     def reply(self) -> Params:
         """All that leaves: the defended update by name, the difference to the broadcast. It ends the round."""

@@ -167,6 +167,8 @@ class Defense:
     """Whether ``on_gradients`` is faster than one client after another; such a defense is its own ``for_round``."""
     has_guarantee: ClassVar[bool] = False
     """Whether what it leaves has a proof, which holds for whatever is made of it without the private examples."""
+    several_inputs: ClassVar[bool] = False
+    """Whether it serves models with several inputs: ``step.batch.inputs`` is then no single tensor."""
     delta: float | None = None
     """For which delta ``step.log.ledger.spent(delta)`` is the epsilon of what it sent; None: it has no epsilon."""
 
@@ -242,6 +244,7 @@ class Defense:
 class Transform(Defense):
     """A defense that needs nothing but the tensors: on every local gradient, or once on the outgoing update."""
 
+    several_inputs: ClassVar[bool] = True
     at: At
 
     def __init__(self, *, at: At = "step") -> None:

@@ -57,6 +57,8 @@ def remembered(module: nn.Module, key: Hashable, make: Callable[[], T]) -> T:
 
 def network_of(step: Step) -> joint.SharedNetwork:
     """The model at the parameters of a step; raises UnsupportedError where its examples cannot or need not share it."""
+    if not isinstance(step.batch.inputs, Tensor):
+        raise joint.UnsupportedError("the model takes several inputs")
     if sum(tensor.numel() for tensor in step.params.values()) < moments.WORTH:
         raise joint.UnsupportedError(_FEW_WEIGHTS)
     if len({tensor.device for tensor in (*step.frozen.values(), *step.params.values())}) > 1:
@@ -185,7 +187,7 @@ def has_own_batching_rules() -> bool:
 
 def _copied(step: Step) -> Step:
     """The step with a copy of model and loss, which shares the parameters and forgets outputs of a pass before."""
-    tensors = (*step.model.module.parameters(), *step.model.params.values())
+    tensors = (*step.model.module.parameters(), *step.model.params.values(), *step.model.frozen.values())
     attributes = [value for layer in step.model.module.modules() for value in vars(layer).values()]
     outputs = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
     memo = {id(tensor): tensor for tensor in tensors} | {id(value): value.new_empty(0) for value in outputs}

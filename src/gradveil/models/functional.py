@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import detached
 from gradveil.core.types import Loss, Params
+from gradveil.models.calls import arguments_of, logits_of, trained_parameters, twice_differentiable
 
 
 class AddsToLoss(nn.Module):
@@ -47,8 +48,7 @@ class Functional:
         if train_mode is not None:
             self._module.train(train_mode)
         for name, layer in self._module.named_modules():
-            rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", None)
-            if train_mode and isinstance(rate, float) and rate > 0:
+            if train_mode and _drops_out(layer):
                 raise GradveilError(
                     f"layer {name!r} drops out at random, which no attack can repeat: "
                     "set its rate to 0 or use eval mode"
@@ -59,16 +59,24 @@ class Functional:
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
-        self.params: Params = detached(dict(self._module.named_parameters()))
-        """Detached copies of the module's parameters, tied ones once."""
+        self.params: Params = trained_parameters(self._module)
+        """Detached copies of the parameters that are trained, tied ones once."""
+        self.frozen: Params = detached({n: p for n, p in self._module.named_parameters() if n not in self.params})
+        """Those of the others, which are constants like the buffers unless a call has other values for them."""
         self.buffers: Params = detached(dict(self._module.named_buffers()))
         """Detached copies of its buffers, such as running statistics in eval mode."""
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """Outputs [n, classes] of the module at ``params``, which must hold every parameter by name."""
+        """Outputs [n, classes] of the module at ``params``, which must hold every parameter by name but frozen ones.
+
+        ``inputs`` is a tensor, or :class:`SeveralInputs` in its place.
+        """
+        arguments, keywords = arguments_of(inputs)
+        given = {**self.frozen, **params} if self.frozen else params
         # strict: a parameter that is left out would otherwise silently keep its initial value
         try:
-            outputs: Tensor = functional_call(self._module, (params, self.buffers), (inputs,), strict=True)
+            with twice_differentiable():
+                outputs = functional_call(self._module, (given, self.buffers), arguments, keywords, strict=True)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -76,7 +84,7 @@ class Functional:
                 "batch norm in train mode takes no single values, here those of one example: use train_mode=false, "
                 "mini-batches that leave no example alone, or torch.nn.GroupNorm"
             ) from error
-        return outputs
+        return logits_of(outputs)
 
     @property
     def module(self) -> nn.Module:
@@ -95,6 +103,13 @@ class Functional:
         other = copy.copy(self)
         other.buffers = {**self.buffers, **buffers}
         return other
+
+
+def _drops_out(layer: nn.Module) -> bool:
+    """Whether it has a rate of dropout above 0: a layer of dropout, or attention with a rate of its own."""
+    if isinstance(layer, _DropoutNd):
+        return layer.p > 0
+    return any("drop" in name and isinstance(rate, float) and rate > 0 for name, rate in vars(layer).items())
 
 
 _OF_ALL = vars(nn.Module()).keys()

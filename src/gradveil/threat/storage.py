@@ -281,7 +281,7 @@ def limit_parameters(tensors: int) -> Iterator[None]:
 
 
 def _check_shapes(path: Path, header: Header, shapes: dict[str, tuple[int, ...]], module: nn.Module) -> None:
-    parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    parameters = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
     if (1 + header.earlier) * len(parameters) > len(shapes):
         raise BadFileError(f"{path}: it has {len(shapes)} tensors, too few for the model and the replies of its header")
     wanted: dict[str, tuple[int, ...]] = {}
@@ -349,5 +349,6 @@ def _part(tensors: Params, prefix: str) -> Params:
 
 
 def _persistent_buffers(module: nn.Module) -> Params:
-    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    """What nobody trains: frozen parameters are among them."""
+    parameters = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in parameters}

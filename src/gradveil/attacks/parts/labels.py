@@ -21,7 +21,7 @@ from torch.func import functional_call, vmap
 from gradveil.attacks.parts.updates import gradient_scale, local_steps
 from gradveil.client.local import local_update
 from gradveil.core.seeding import generator
-from gradveil.models import Functional, classifier, representation
+from gradveil.models import Functional, classifier, logits_of, representation
 from gradveil.threat.observation import Observation
 
 _PROBES = 64
@@ -82,7 +82,8 @@ def _read(seen: Sequence[Observation], batch_size: int) -> Tensor:
     if batch_size == 1:
         return errors.argmin(dim=1, keepdim=True)
     with torch.no_grad():
-        predictions = functional_call(one.module, one.sent, (_probes(one),)).softmax(dim=-1).mean(dim=0)
+        outputs = logits_of(functional_call(one.module, one.sent, (_probes(one),)))
+    predictions = outputs.softmax(dim=-1).mean(dim=0)
     owed = batch_size * (predictions - errors / gradient_scale(one))
     chosen = []
     for _ in range(batch_size):
