@@ -163,7 +163,7 @@ def one_by_one(step: Step, batch: Batch) -> Params:
         # Later examples would draw other numbers if an earlier one were not there: each would move all of them.
         raise GradveilError(
             "the model draws random numbers, and gradients of single examples allow none: use eval mode, or a rate of "
-            "0 for dropout in attention, in an LSTM or by a function (layers of torch.nn.Dropout are off already)"
+            "0 for dropout by a function (that of layers and of attention is off already)"
         )
     dense = [[slope.to_dense() for slope in slopes] for slopes in found]
     return {name: torch.stack(each) for name, each in zip(params, zip(*dense, strict=True), strict=True)}

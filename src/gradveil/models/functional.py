@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.trees import detached
 from gradveil.core.types import Loss, Params
 from gradveil.models.calls import arguments_of, logits_of, trained_parameters, twice_differentiable
+
+_RATE = re.compile(r"dropout|drop_(path|prob|rate)")
 
 
 class AddsToLoss(nn.Module):
@@ -40,7 +43,7 @@ class Functional:
     Works on a deep copy: the given module is never edited. In train mode, layers with running statistics use those of
     the batch and forget the running ones, whose in-place update no transform allows. Dropout is refused there: an
     attack that repeats the client's step cannot repeat a draw made inside it. With ``train_mode=None`` every layer
-    stays in the mode it is in, and dropout is off.
+    stays in the mode it is in, and dropout is off: that of layers which have a rate, not that of code which calls it.
     """
 
     def __init__(self, module: nn.Module, *, train_mode: bool | None = False) -> None:
@@ -48,13 +51,17 @@ class Functional:
         if train_mode is not None:
             self._module.train(train_mode)
         for name, layer in self._module.named_modules():
-            if train_mode and _drops_out(layer):
+            rates = _dropout_rates(layer)
+            if train_mode and rates:
                 raise GradveilError(
                     f"layer {name!r} drops out at random, which no attack can repeat: "
                     "set its rate to 0 or use eval mode"
                 )
             if train_mode is None and isinstance(layer, _DropoutNd):
                 layer.eval()
+            elif train_mode is None:
+                for rate in rates:
+                    setattr(layer, rate, 0.0)
             if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
@@ -105,11 +112,12 @@ class Functional:
         return other
 
 
-def _drops_out(layer: nn.Module) -> bool:
-    """Whether it has a rate of dropout above 0: a layer of dropout, or attention with a rate of its own."""
+def _dropout_rates(layer: nn.Module) -> list[str]:
+    """The names of its rates of dropout above 0: that of a layer of dropout, or those of attention and an LSTM."""
+    rates = {name: value for name, value in vars(layer).items() if _RATE.search(name) and isinstance(value, float)}
     if isinstance(layer, _DropoutNd):
-        return layer.p > 0
-    return any("drop" in name and isinstance(rate, float) and rate > 0 for name, rate in vars(layer).items())
+        rates["p"] = float(layer.p)
+    return [name for name, rate in rates.items() if rate > 0]
 
 
 _OF_ALL = vars(nn.Module()).keys()
