@@ -12,7 +12,7 @@ import pytest
 import gradveil
 
 LEVELS = (
-    "core", "assets", "data", "models", "generators", "joint", "defenses", "client", "threat", "attacks", "federated",
+    "core", "assets", "data", "models", "generators", "joint", "defenses", "threat", "client", "attacks", "federated",
     "metrics", "auditing", "report", "lab", "cli",
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent

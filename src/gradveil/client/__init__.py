@@ -3,8 +3,9 @@
 from gradveil.client.client import ClientRun, OnSuspicion, Reply, SimulatedClient, StatisticsAfter, running_statistics
 from gradveil.client.guard import Guard, protect
 from gradveil.client.inspection import CHECKS, Finding, Inspection, inspect
-from gradveil.client.local import Gradient, LocalRun, Request, cross_entropy, local_update, mini_batches
+from gradveil.client.local import Gradient, LocalRun, Request, local_update, mini_batches
 from gradveil.client.updates import defend_update
+from gradveil.core.types import cross_entropy
 
 __all__ = [
     "CHECKS",

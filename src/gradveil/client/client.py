@@ -15,11 +15,11 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.client.inspection import Inspection, inspect
-from gradveil.client.local import LocalRun, Request, cross_entropy, mini_batches
+from gradveil.client.local import LocalRun, Request, mini_batches
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, detached
-from gradveil.core.types import Batch, Loss, Params, Recipe
+from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
 from gradveil.defenses import Defense, Log, PublicData, Step
 from gradveil.models.functional import Functional
 
@@ -110,6 +110,7 @@ class SimulatedClient:
         *,
         round_number: int = 1,
         buffers: Params | None = None,
+        log: Log | None = None,
     ) -> ClientRun:
         """Begin a run from the broadcast parameters and running statistics; examples are visited in their order."""
         if self.on_suspicion != "train":
@@ -134,7 +135,7 @@ class SimulatedClient:
             round_number=round_number,
             lr=self.recipe.lr,
             rng=rng,
-            log=Log(),
+            log=Log() if log is None else log,
             public=self.public,
         )
         return ClientRun(self, start, buffers or {})

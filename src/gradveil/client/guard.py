@@ -37,6 +37,7 @@ from gradveil.client.guarded import (
     inputs_of_call,
     joined,
     refuse,
+    remove_ghosts,
 )
 from gradveil.client.past import Past
 from gradveil.client.sampling import Draws, Examples
@@ -248,7 +249,7 @@ class Guard:
         self._model.load_state_dict(broadcast, strict=False)
         self._begin({n: sent for n, sent in broadcast.items() if n not in mine})
 
-    def sample(self, dataset: Examples, rate: float, steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def sample(self, dataset: Examples, rate: float, steps: int | None = None) -> Iterator[tuple[Any, Tensor]]:
         """Poisson batches, for one step each: only such steps count at a rate below 1 (:class:`Draws`)."""
         return self._draws.batches(dataset, rate, steps)
 
@@ -296,6 +297,20 @@ class Guard:
         for optimizer, (_, state) in zip(list(self._states), checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(state)
             self._states[optimizer] = _memory(optimizer)
+
+    def copy_outside(self) -> tuple[nn.Module, Log]:
+        """A copy of the model, and a log for one step that is taken on it and not here.
+
+        That step counts like one of this round: what it spends is spent, and it is noted where it has no proof.
+        """
+        self._ready("a step on a copy", after_update=True)
+        self._compare("a step on a copy")
+        model = copy.deepcopy(self._model)
+        remove_ghosts(model)
+        self._ever = True
+        if not self._guaranteed:
+            self.log.ledger.add(0.0, 1.0)
+        return model, Log(self.log.ledger)
 
     def close(self) -> None:
         """Take the defense off: the loop trains with plain gradients from here on."""

@@ -121,7 +121,11 @@ def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set
     defense.check(model)
     if defense.reshapes and not any(isinstance(layer, AddsToLoss) for layer in model.modules()):
         refuse("this defense changes the architecture: write model = defense.on_model(model) before the optimizer")
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):  # a copy of a guarded model gets its own guard
+    remove_ghosts(model)  # a copy of a guarded model gets its own guard
+
+
+def remove_ghosts(model: nn.Module) -> None:
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if isinstance(hook, Ghost)]:
             del hooks[key]
 

@@ -19,9 +19,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, classes], targets [n] or [n, classes]) -> scalar, averaged over the batch."""
 
 
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The usual loss; takes labels [n] or probabilities [n, classes]."""
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Examples and their labels: inputs [n, C, H, W] in [0, 1], labels [n] of int64."""
+    """Examples and their labels: inputs [n, C, H, W] in [0, 1], labels [n] of int64.
+
+    In a client whose model takes several tensors, ``inputs`` is a :class:`gradveil.models.SeveralInputs` of them.
+    """
 
     inputs: Tensor
     labels: Tensor

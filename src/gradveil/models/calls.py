@@ -64,13 +64,19 @@ class SeveralInputs:
         return tuple(one._version for one in self.tensors)
 
 
-def _flattened(inputs: SeveralInputs) -> tuple[list[Any], tuple[int, tuple[str, ...]]]:
-    return [*inputs.arguments, *inputs.keywords.values()], (len(inputs.arguments), tuple(inputs.keywords))
+_Form = tuple[tuple[bool, ...], tuple[tuple[str, bool], ...]]
+"""Which arguments of a call are tensors, by position and by name."""
 
 
-def _rebuilt(parts: Any, form: tuple[int, tuple[str, ...]]) -> SeveralInputs:
-    given = list(parts)
-    return SeveralInputs(given[: form[0]], dict(zip(form[1], given[form[0] :], strict=True)))
+def _flattened(inputs: SeveralInputs) -> tuple[list[Any], _Form]:
+    named = tuple((name, one is not None) for name, one in inputs.keywords.items())
+    return inputs.tensors, (tuple(one is not None for one in inputs.arguments), named)
+
+
+def _rebuilt(tensors: Any, form: _Form) -> SeveralInputs:
+    left = iter(tensors)
+    arguments = [next(left) if there else None for there in form[0]]
+    return SeveralInputs(arguments, {name: next(left) if there else None for name, there in form[1]})
 
 
 register_pytree_node(SeveralInputs, _flattened, _rebuilt, serialized_type_name="gradveil.SeveralInputs")
@@ -94,14 +100,12 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def joined_inputs(inputs: Sequence[Any]) -> Any:
     """The examples of several calls, one after the other; raises a RuntimeError where their shapes differ."""
-    if not any(isinstance(one, SeveralInputs) for one in inputs):
-        return torch.cat(list(inputs))
-    flat = [_flattened(one) if isinstance(one, SeveralInputs) else ([one], (1, ())) for one in inputs]
-    patterns = {(form, tuple(part is None for part in parts)) for parts, form in flat}
-    if len(patterns) > 1:
+    calls = [one if isinstance(one, SeveralInputs) else SeveralInputs([one], {}) for one in inputs]
+    tensors, forms = zip(*map(_flattened, calls), strict=True)
+    if len(set(forms)) > 1:
         raise RuntimeError("these calls have different arguments")
-    columns = zip(*(parts for parts, _ in flat), strict=True)
-    return _rebuilt([None if each[0] is None else torch.cat(each) for each in columns], flat[0][1])
+    joined = _rebuilt([torch.cat(column) for column in zip(*tensors, strict=True)], forms[0])
+    return joined if isinstance(inputs[0], SeveralInputs) else joined.tensors[0]
 
 
 def zeros_like_one(inputs: Any) -> Any:

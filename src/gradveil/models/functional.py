@@ -57,11 +57,10 @@ class Functional:
                     f"layer {name!r} drops out at random, which no attack can repeat: "
                     "set its rate to 0 or use eval mode"
                 )
+            for rate in rates if train_mode is None else ():
+                setattr(layer, rate, 0.0)  # some models read the rate of a layer and call dropout themselves
             if train_mode is None and isinstance(layer, _DropoutNd):
                 layer.eval()
-            elif train_mode is None:
-                for rate in rates:
-                    setattr(layer, rate, 0.0)
             if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None

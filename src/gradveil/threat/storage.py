@@ -24,12 +24,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradveil import models
-from gradveil.client.local import cross_entropy
 from gradveil.core.errors import BadFileError, GradveilError, in_one_line
 from gradveil.core.registry import split_spec
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import stack
-from gradveil.core.types import Domain, Loss, Params, Recipe
+from gradveil.core.types import Domain, Loss, Params, Recipe, cross_entropy
 from gradveil.defenses import DEFENSES
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradveil.client.inspection.broadcast import Finding, InspectedBroadcast, Severity, agreed, form
-from gradveil.client.local import cross_entropy
 from gradveil.core.seeding import generator
-from gradveil.core.types import Params
+from gradveil.core.types import Params, cross_entropy
 from gradveil.models import Functional
 
 
