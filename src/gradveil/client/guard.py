@@ -52,6 +52,7 @@ from gradveil.models import (
     Functional,
     Mirror,
     arguments_of,
+    beside_logits,
     logits_of,
     set_buffers,
     with_logits,
@@ -161,7 +162,7 @@ class Guard:
         ``outputs`` is what the model returned: a tensor, or an object with ``logits``, which are then taken.
         """
         if not isinstance(targets, Tensor):
-            refuse("guard.loss takes the outputs of the model and one tensor of targets")
+            refuse("guard.loss takes one tensor of outputs, or an object with logits, and one of targets")
         outputs = logits_of(outputs)
         adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
         # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
@@ -184,7 +185,9 @@ class Guard:
         for name, p in self._params.items():
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 refuse(f"parameter {name!r} is stepped in the backward pass (post-accumulate hook): step after it")
-        outputs.register_hook(self._outside)
+        for tensor in (outputs, *(held() for held in seen.beside)):
+            if tensor is not None and tensor.requires_grad:
+                tensor.register_hook(self._outside)
         seen.targets, seen.versions = targets.detach(), (seen.inputs._version, targets._version)
         cut = partial(Cut.apply, self._anchor, total.detach())
         return cast(Tensor, cut(partial(self._take, seen, total)))
@@ -448,7 +451,8 @@ class Guard:
         inputs, function, moved = self._last
         logits = logits_of(outputs)[:0] if self._stands_in else logits_of(outputs)
         self._pending = [each for each in self._pending if each.outputs() is not None]
-        self._pending.append(Pass(weakref.ref(logits), logits._version, inputs.detach(), function, moved))
+        beside = [weakref.ref(one) for one in beside_logits(outputs)]
+        self._pending.append(Pass(weakref.ref(logits), logits._version, inputs.detach(), function, moved, beside))
         return with_logits(outputs, logits) if self._stands_in else outputs
 
     def _outside(self, _gradient: Tensor) -> None:

@@ -35,6 +35,8 @@ class Pass:
     """Or the tensors of a call with several, which take its place."""
     model: Functional | None
     moved: str | None
+    beside: list[weakref.ref[Tensor]]
+    """What the model returned beside the outputs."""
     targets: Tensor = field(default_factory=lambda: torch.empty(0))
     versions: tuple[object, int] = (0, 0)
     factor: float | None = None

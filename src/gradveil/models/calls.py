@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_pytree_node, tree_leaves
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
@@ -126,6 +126,15 @@ def logits_of(outputs: Any) -> Tensor:
             "wrap it in a module that picks one"
         )
     return found
+
+
+def beside_logits(outputs: Any) -> list[Tensor]:
+    """All tensors that a model returned but its logits, such as a loss that it computed itself."""
+    if isinstance(outputs, Tensor):
+        return []
+    held = dict(outputs) if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple) else vars(outputs)
+    logits = logits_of(outputs)
+    return [one for one in tree_leaves(held) if isinstance(one, Tensor) and one is not logits]
 
 
 def with_logits(outputs: Any, logits: Tensor) -> Any:
