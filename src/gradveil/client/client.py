@@ -20,7 +20,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
-from gradveil.defenses import Defense, Log, PublicData, Step
+from gradveil.defenses import Defense, Log, PublicData, Step, defended_step
 from gradveil.models.functional import Functional
 
 OnSuspicion = Literal["train", "warn", "refuse"]
@@ -205,7 +205,7 @@ class ClientRun(LocalRun):
         return self._defense.on_forward(self.model, examples, self._start.rng)
 
     def on_gradient(self, gradient: Params, value: Tensor) -> Params:
-        return self._defense.on_gradient(gradient, self.step(value))
+        return defended_step(self._defense, gradient, self.step(value), finite=False)
 
     def add(self, a: Params, b: Params, scale: float) -> Params:
         return added_at_once(a, b, scale)

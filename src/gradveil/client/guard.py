@@ -45,7 +45,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Loss, Params
-from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
+from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, defended_step, links_of
 from gradveil.defenses.shared import copied_loss
 from gradveil.models import (
     AddsToLoss,
@@ -201,11 +201,9 @@ class Guard:
             self._compare("guard.update")
             if self._step == 0:
                 refuse("no step of this round went through the guard: there is no update (did a copy train?)")
-            still = {name for name, p in self._params.items() if not p.requires_grad}
-            still -= set(differing(self._kept, {name: self._broadcast[name] for name in still}))
-            change = subtract(
-                *({n: t for n, t in tree.items() if n not in still} for tree in (self._kept, self._broadcast))
-            )
+            kept, before = self._kept, self._broadcast  # what is frozen and did not move is not sent
+            names = [n for n, p in self._params.items() if p.requires_grad or not torch.equal(kept[n], before[n])]
+            change = subtract({n: kept[n] for n in names}, {n: before[n] for n in names})
             sent = (self._prepared or self._defense).on_update(change, self._rng, self.log)
             check_result(sent, change)
             self._update = detached(sent)
@@ -566,8 +564,7 @@ class Guard:
         )  # fmt: skip
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
         self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))
-        hidden = self._prepared.on_gradient(given, step)
-        check_result(hidden, given)
+        hidden = defended_step(self._prepared, given, step)
         self._compare("the defense")
         sent = detached(hidden if scale == 1 else scaled(hidden, scale))
         self._gradients = {name: gradient.to(self._params[name]) for name, gradient in sent.items()}

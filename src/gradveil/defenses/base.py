@@ -265,12 +265,22 @@ class Transform(Defense):
         return self.transform(update, rng, log) if self.at == "update" else update
 
 
-def check_result(sent: Params, given: Params) -> None:
+def defended_step(defense: Defense, gradient: Params, step: Step, *, finite: bool = True) -> Params:
+    """What a step takes in the place of a gradient, wherever a client trains; raises if the defense made no such thing.
+
+    Without ``finite``, somebody else looks for NaN and infinity, and at what they come from.
+    """
+    hidden = defense.on_gradient(gradient, step)
+    check_result(hidden, gradient, finite=finite)
+    return hidden
+
+
+def check_result(sent: Params, given: Params, *, finite: bool = True) -> None:
     """Raise unless a defense returned what it got: the same names and shapes, and finite real numbers."""
     if not isinstance(sent, dict) or (odd := sorted(sent.keys() ^ given.keys())):
         raise GradveilError("the defense did not return the tensors it got by name: some are missing or new")
     odd = [name for name, tensor in sent.items() if not is_dense(tensor) or tensor.shape != given[name].shape]
-    if odd or not all_finite(sent):
+    if odd or (finite and not all_finite(sent)):
         odd = odd or [name for name, tensor in sent.items() if not all_finite({name: tensor})]
         raise GradveilError(f"the defense gave {odd[0]!r} another shape, or something else than finite real numbers")
 
