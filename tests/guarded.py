@@ -27,6 +27,8 @@ NOISE = f"noise:sigma={SIGMA}"
 class Marked(Defense):
     """Every entry of every gradient becomes 1."""
 
+    several_inputs = True
+
     def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]  # noqa: ARG002
         return {name: torch.ones_like(tensor) for name, tensor in gradient.items()}
 

@@ -12,7 +12,7 @@ import pytest
 import gradveil
 
 LEVELS = (
-    "core", "assets", "data", "models", "generators", "engine", "defenses", "bounds", "client", "threat", "attacks",
+    "core", "assets", "data", "models", "generators", "engine", "defenses", "bounds", "threat", "client", "attacks",
     "federated", "metrics", "auditing", "report", "lab", "cli",
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent

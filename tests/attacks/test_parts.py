@@ -11,10 +11,10 @@ from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.objectives import Cosine, Objective, Squared, total_variation
 from gradveil.attacks.parts.priors import Pixels
 from gradveil.attacks.parts.search import Adam, Problems
-from gradveil.client.local import cross_entropy, local_update
+from gradveil.client.local import local_update
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
-from gradveil.core.types import Params, Recipe
+from gradveil.core.types import Params, Recipe, cross_entropy
 from gradveil.metrics import label_accuracy
 from gradveil.models import Functional, classifier
 

@@ -169,11 +169,20 @@ def test_clients_side_by_side_reply_as_each_would_alone(spec: str, sends: Litera
             torch.testing.assert_close(reply.update[name], tensor, rtol=1e-3, atol=1e-5)
 
 
-def test_frozen_parameters_are_refused_not_trained() -> None:
-    module = models.build("lenet", SAMPLES.domain, seed=0)
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(sends="delta", epochs=2, weight_decay=0.1, momentum=0.9)])
+def test_frozen_parameters_are_neither_trained_nor_sent(recipe: Recipe) -> None:
+    module, batch = models.build("lenet", SAMPLES.domain, seed=0), SAMPLES.batch(range(2))
+    whole = SimulatedClient(module, recipe=Recipe())
+    expected = whole.reply(whole.model.params, batch, Stream.seeded(0)).update
+    frozen, _ = next(iter(module.named_parameters()))
     next(module.parameters()).requires_grad_(False)
-    with pytest.raises(GradveilError, match=r"is frozen.*gradveil\.protect"):
-        SimulatedClient(module, recipe=Recipe())
+    client = SimulatedClient(module, recipe=recipe)
+    update = client.reply(models.trained_parameters(module), batch, Stream.seeded(0)).update
+    assert update.keys() == expected.keys() - {frozen}
+    if recipe.sends == "gradient":
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in update.items())
+    with pytest.raises(GradveilError, match="all parameters of the model are frozen"):
+        SimulatedClient(module.requires_grad_(False), recipe=recipe)
 
 
 def test_a_broadcast_in_another_precision_is_trained_on_in_the_clients_own() -> None:

@@ -55,9 +55,9 @@ MISUSED: dict[str, tuple[Any, str]] = {
     "one part": (TensorDataset(INPUTS), "a pair of an input and a target, not a tuple of 1"),
     "bare tensors": (INPUTS[:2], "a pair of an input and a target, not a Tensor: return such pairs"),
     "examples that are dicts": (Listed({"x": INPUTS[0], "y": 1}), "a pair of an input and a target, not a dict of 2"),
-    "inputs that are dicts": (Listed(({"x": INPUTS[0]}, 1)), "not dict and int"),
+    "inputs that are dicts of texts": (Listed(({"x": "cat"}, 1)), "not dict and int"),
     "inputs that are dicts with other keys": (Listed(({"x": INPUTS[0]}, 1), ({"y": INPUTS[0]}, 1)), "of one size"),
-    "inputs that are lists": (Listed(([INPUTS[0], INPUTS[1]], 1)), "not list and int"),
+    "inputs that are nested lists": (Listed(([[INPUTS[0]], INPUTS[1]], 1)), "not list and int"),
     "targets that are texts": (Listed((INPUTS[0], "cat")), "not Tensor and str"),
     "no target": (Listed((INPUTS[0], None)), "examples of Tensor and NoneType do not fit into one batch: make them"),
     "inputs of odd sizes": (Listed((torch.zeros(3), 1), (torch.zeros(4), 1)), "tensors or numbers, all of one size"),
@@ -112,7 +112,7 @@ def test_numbers_of_numpy_lists_and_tiny_rates_are_fine() -> None:
     next(client().sample(DATA, 5e-324))
 
 
-def client_steps(dataset: Any, rate: Any, steps: Any) -> Iterator[Tensor]:
+def client_steps(dataset: Any, rate: Any, steps: Any) -> Iterator[Any]:
     trained = client()
     for inputs, targets in trained.sample(dataset, rate, steps):
         trained.step(inputs, targets)

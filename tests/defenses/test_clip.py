@@ -458,6 +458,14 @@ class Attention(nn.Module):
         return outputs
 
 
+class Dropping(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x.flatten(1)), 0.1)
+
+
 class Drawing(Recurrent):
     """Stochastic depth by random numbers that are not torch's."""
 
@@ -481,10 +489,23 @@ class Fixed(nn.Module):
 
 
 @pytest.mark.parametrize(
+    "make", [Attention, lambda: Recurrent(lambda: nn.LSTM(4, 6, num_layers=2, dropout=0.1, batch_first=True))]
+)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_dropout_inside_of_layers_is_off(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, batch = make().train(), Batch(torch.rand(5, 3, 4), torch.arange(5))
+    step = replace(step_on("lenet", examples=1)[1], model=Functional(model, train_mode=None), batch=batch)
+    found = clip.clipped_mean(replace(step, params=step.model.params), 1e9)
+    value = step.loss(model.eval()(batch.inputs), batch.labels)
+    for gradient, tensor in zip(torch.autograd.grad(value, list(model.parameters())), found.values(), strict=True):
+        torch.testing.assert_close(tensor, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Attention, "draws random numbers.*eval mode"),
-        (lambda: Recurrent(lambda: nn.LSTM(4, 6, num_layers=2, dropout=0.1, batch_first=True)), "draws random"),
+        (Dropping, "draws random numbers.*eval mode"),
         (lambda: Drawing(random.random), "draws random"),
         (lambda: Drawing(lambda: np.random.rand()), "draws random"),  # noqa: NPY002
         (Fixed, "one example alone cannot be taken"),

@@ -62,12 +62,12 @@ def test_tensors_that_nobody_edits_are_loaded_once() -> None:
 
 @pytest.fixture
 def tf32_allowed() -> Iterator[None]:
-    before = [flags.allow_tf32 for flags in FLAGS]
+    before = [bool(flags.allow_tf32) for flags in FLAGS]
     for flags in FLAGS:
         flags.allow_tf32 = True
     yield
-    for flags, allowed in zip(FLAGS, before, strict=True):
-        flags.allow_tf32 = allowed
+    for kind, allowed in zip(FLAGS, before, strict=True):
+        kind.allow_tf32 = allowed
 
 
 @pytest.mark.usefixtures("tf32_allowed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -218,6 +220,39 @@ def _(run: Run) -> None:
     model = nn.Sequential(nn.Unflatten(1, (3, 2)), nn.TransformerEncoderLayer(2, 1, 4, batch_first=True), nn.Flatten())
     with sdpa_kernel(SDPBackend.MATH):
         run.train(run.protect(model), [(x, y) for x, y in BATCHES])
+
+
+class Wide(Net):
+    """Takes several tensors, and returns an object with logits."""
+
+    def forward(self, inputs: Tensor, more: Tensor | None = None, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        total = inputs if more is None else inputs + more
+        logits = super().forward(total if mask is None else total * mask)
+        size = logits.norm()
+        return {"logits": logits, "size": size, "same": (size, size)}
+
+
+@loop("several inputs, by position and by name")
+def _(run: Run) -> None:
+    optimizer = run.protect(Wide())
+    for inputs, targets in BATCHES:
+        optimizer.zero_grad()
+        outputs = run.model(inputs, inputs.flip(0), mask=(inputs > 0.1).long())
+        loss = run.loss(outputs["logits"], targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        run.figures += [loss.item(), outputs["size"].item()]
+
+
+@loop("several inputs, in parts of a batch")
+def _(run: Run) -> None:
+    optimizer = run.protect(Wide())
+    for inputs, targets in BATCHES:
+        optimizer.zero_grad()
+        for part in (slice(0, 4), slice(4, 8)):
+            outputs = run.model(inputs[part], more=None, mask=inputs[part].round())
+            (run.loss(outputs["logits"], targets[part]) / 2).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
 
 
 @loop("buffers of the model's own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -173,14 +174,72 @@ def _(loop: Loop) -> None:
     loop.train()
 
 
-@misuse("a model that takes two tensors", "refused")
-def _(loop: Loop) -> None:
-    class Pair(Net):
-        def forward(self, inputs: Tensor, more: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(inputs + more)
+class Wide(Net):
+    """Takes a second tensor, or a number, and returns an object."""
 
-    loop.protect(Pair())
+    def forward(self, inputs: Tensor, more: Any = 0.0) -> Any:  # type: ignore[override]
+        hidden = torch.tanh(self.first(inputs + more))
+        logits = self.head(hidden)
+        return SimpleNamespace(logits=logits, hidden=hidden, loss=logits.square().mean())
+
+
+@misuse("a model that takes two tensors", "defended")
+def _(loop: Loop) -> None:
+    loop.protect(Wide())
+    loop.guard.loss(loop.model(loop.inputs, more=loop.inputs), loop.targets).backward()
+    loop.step()
+
+
+@misuse("a second tensor under a defense of one", "refused", under=("marks",))
+def _(loop: Loop) -> None:
+    loop.protect(Wide(), defense="ats")
     loop.guard.loss(loop.model(loop.inputs, loop.inputs), loop.targets).backward()
+    loop.step()
+
+
+@misuse("a number beside the inputs", "refused")
+def _(loop: Loop) -> None:
+    loop.protect(Wide())
+    loop.guard.loss(loop.model(loop.inputs, float(loop.inputs.max())), loop.targets).backward()
+    loop.step()
+
+
+@misuse("a tensor of the whole batch beside the inputs", "refused")
+def _(loop: Loop) -> None:
+    loop.protect(Wide())
+    loop.guard.loss(loop.model(loop.inputs, more=loop.inputs.amax(0, keepdim=True)), loop.targets).backward()
+    loop.step()
+
+
+@misuse("a second tensor that needs a gradient", "refused")
+def _(loop: Loop) -> None:
+    loop.protect(Wide())
+    more = torch.zeros_like(loop.inputs, requires_grad=True)
+    loop.guard.loss(loop.model(loop.inputs, more=more), loop.targets).backward()
+    loop.step()
+
+
+@misuse("the loss that the model returns", "refused")
+def _(loop: Loop) -> None:
+    loop.protect(Wide())
+    loop.model(loop.inputs).loss.backward()
+    loop.step()
+
+
+@misuse("a penalty on what the model returns beside its logits", "refused")
+def _(loop: Loop) -> None:
+    loop.protect(Wide())
+    outputs = loop.model(loop.inputs)
+    (loop.guard.loss(outputs, loop.targets) + outputs.hidden.square().mean()).backward()
+    loop.step()
+
+
+@misuse("other logits in what the model returned", "refused")
+def _(loop: Loop) -> None:
+    loop.protect(Wide())
+    outputs = loop.model(loop.inputs)
+    outputs.logits = outputs.logits + 0.0
+    loop.guard.loss(outputs, loop.targets).backward()
     loop.step()
 
 

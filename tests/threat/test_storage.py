@@ -21,7 +21,7 @@ from gradveil import models
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.types import Recipe
+from gradveil.core.types import Domain, Recipe
 from gradveil.defenses import DEFENSES, precode
 from gradveil.threat import Observation, load_observations, observe, save_observations, threat_model
 from gradveil.threat.storage import KIND, limit_parameters
@@ -58,6 +58,32 @@ def test_round_trip(tmp_path: Path, model: str, threat: str, recipe: Recipe) -> 
             assert all(torch.equal(getattr(old, tree)[k], getattr(new, tree)[k]) for k in old.sent)
         assert (old.labels is None) == (new.labels is None)
         assert old.labels is None or new.labels is None or torch.equal(old.labels, new.labels)
+
+
+def test_frozen_parameters_are_kept_as_the_buffers_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader builds the model anew, with other random numbers in what is frozen."""
+
+    def half_frozen(domain: Domain) -> nn.Module:
+        module = models.MODELS.get("lenet")(domain)
+        next(module.parameters()).requires_grad_(False)
+        return module
+
+    monkeypatch.setitem(models.MODELS._factories, "half-frozen", half_frozen)
+    module = models.build("half-frozen", SAMPLES.domain, seed=5)
+    frozen = next(iter(module.parameters())).detach()
+    sent, batch = models.trained_parameters(module), SAMPLES.batch([0])
+    reply = SimulatedClient(module, recipe=Recipe()).reply(sent, batch, Stream.seeded(0)).update
+    seen = observe(
+        module=module, model="half-frozen", domain=SAMPLES.domain, sent=sent, batch=batch, recipe=Recipe(),
+        reply=reply, defense="none", threat=threat_model("C"),
+    )  # fmt: skip
+    save_observations(tmp_path / "seen.safetensors", [seen])
+    (read,) = load_observations(tmp_path / "seen.safetensors")
+    assert read.sent.keys() == read.reply.keys() == sent.keys()
+    name, loaded = next(iter(read.module.named_parameters()))
+    assert name not in read.sent
+    assert not loaded.requires_grad
+    assert torch.equal(loaded, frozen)
 
 
 def observed_reshaped(defense: str, *, model: str = "lenet", threat: str = "C") -> list[Observation]:

@@ -56,8 +56,10 @@ def readable_layer(module: nn.Module, domain: Domain, attack: str) -> str:
     """The name of the first layer, if inputs can be read off its gradient."""
     name = first_layer(module, domain)
     layer = module.get_submodule(name)
-    if not isinstance(layer, nn.Linear) or layer.bias is None:
+    frozen = not all(p.requires_grad for p in layer.parameters(recurse=False))
+    if not isinstance(layer, nn.Linear) or layer.bias is None or frozen:
         kind = "Linear without bias" if isinstance(layer, nn.Linear) else type(layer).__name__
+        kind = "frozen" if frozen else kind
         raise GradveilError(
             f"attack {attack!r} reads a fully connected first layer with a bias, but {name!r} is {kind}: "
             "use a model such as mlp, or another attack"

@@ -27,7 +27,6 @@ from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import describe_object, split_spec
 from gradveil.core.seeding import derive, generator
 from gradveil.core.streams import Stream
-from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Domain, Loss, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, links_of
@@ -162,7 +161,7 @@ def own(
 ) -> AuditPlan:
     """Clients with a program's own module and examples; ``fields`` are others of a case, such as its threat."""
     inputs, labels = (batch.inputs, batch.labels) if isinstance(batch, Batch) else batch
-    count = len(inputs)
+    inputs, count = models.as_pictures(inputs), len(inputs)
     if not count or batch_size < 1 or count % batch_size:
         raise GradveilError(f"{count} examples cannot be cut into batches of {batch_size}")
     if not defenses:
@@ -170,12 +169,8 @@ def own(
     parameter = next(iter(model.parameters()), None)
     if parameter is None:
         raise GradveilError("the model has no parameters: there is no update to audit")
-    was = model.training
-    try:
-        with torch.no_grad():
-            classes = int(model.eval()(inputs[:1].to(parameter.device)).shape[1])
-    finally:
-        model.train(was)
+    with torch.no_grad():  # by a copy: each layer of the model stays in the mode it is in
+        classes = int(models.logits_of(copy.deepcopy(model).eval()(inputs[:1].to(parameter.device))).shape[1])
     data = _own_images(inputs.detach().cpu(), labels.detach().cpu(), gallery, classes)
     fields |= {"images": count, "batch_size": batch_size, "gallery": len(data), "device": parameter.device.type}
     case = make_case(fields if recipe is None else {**fields, "recipe": recipe})
@@ -341,8 +336,7 @@ class Simulation:
             for link in links:
                 module = link.on_model(module)
             module = module.to(self.case.device)
-            sent = detached(dict(module.named_parameters()))
-            self._broadcasts[key] = Crafted(module, self.case.model, sent, ())
+            self._broadcasts[key] = Crafted(module, self.case.model, models.trained_parameters(module), ())
         return self._broadcasts[key]
 
     def exchange(self, name: str, defense: Defense, crafted_by: str | None, attack: Attack) -> Exchange:

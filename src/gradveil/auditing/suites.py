@@ -76,9 +76,10 @@ class SuiteSetting:
     @property
     def fishable(self) -> bool:
         """Whether a crafted classifier can single out one of several examples."""
-        bias = f"{classifier(self.module, self.domain)}.bias"
+        layer = classifier(self.module, self.domain)
+        trained = {n for n, p in self.module.named_parameters() if p.requires_grad}
         several = self.batch_size > 1 and self.domain.classes > 1
-        return several and self.one_gradient and bias in dict(self.module.named_parameters())
+        return several and self.one_gradient and {f"{layer}.weight", f"{layer}.bias"} <= trained
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from gradveil.client.client import ClientRun, OnSuspicion, Reply, SimulatedClient, StatisticsAfter, running_statistics
 from gradveil.client.guard import Guard, protect
 from gradveil.client.inspection import CHECKS, Finding, Inspection, inspect
-from gradveil.client.local import LocalRun, cross_entropy, local_update, mini_batches
+from gradveil.client.local import LocalRun, local_update, mini_batches
 from gradveil.client.updates import defend_update
+from gradveil.core.types import cross_entropy
 from gradveil.engine import Gradient, Request
 
 __all__ = [

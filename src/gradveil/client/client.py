@@ -15,12 +15,12 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.client.inspection import Inspection, inspect
-from gradveil.client.local import LocalRun, cross_entropy, mini_batches
+from gradveil.client.local import LocalRun, mini_batches
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, detached
-from gradveil.core.types import Batch, Loss, Params, Recipe
-from gradveil.defenses import Defense, Log, PublicData, Step
+from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
+from gradveil.defenses import Defense, Log, PublicData, Step, defended_step
 from gradveil.engine import Request
 from gradveil.models.functional import Functional
 
@@ -44,6 +44,8 @@ class Reply:
 class SimulatedClient:
     """One participant. ``module`` is the architecture both sides agreed on, after ``defense.on_model``.
 
+    Its frozen parameters are agreed on as well: they are neither broadcast nor trained nor sent.
+
     ``on_suspicion`` makes it inspect each broadcast, with its own batch for a probe and the last broadcast that it
     trained on to compare with, before it trains. ``public`` says which data is public, for defenses that need some.
     """
@@ -60,16 +62,12 @@ class SimulatedClient:
     ) -> None:
         if on_suspicion not in get_args(OnSuspicion):
             raise GradveilError(f"on_suspicion is one of {', '.join(get_args(OnSuspicion))}, not {on_suspicion!r}")
-        if frozen := [name for name, parameter in module.named_parameters() if not parameter.requires_grad]:
-            # to train what its owner does not train would show leaks that are not there
-            raise GradveilError(
-                f"parameter {frozen[0]!r} is frozen, but clients here train and send all of them: unfreeze it, or make "
-                "it a buffer (gradveil.protect leaves frozen parameters alone in your own loop)"
-            )
         self.on_suspicion, self.recipe, self.loss = on_suspicion, recipe, loss
         self.defense = defense or Defense()
         self.defense.check(module)
         self.model = Functional(module, train_mode=recipe.train_mode)
+        if not self.model.params:
+            raise GradveilError("all parameters of the model are frozen: there is nothing to train and to send")
         self.public = public
         self._module = module
         self._trained_on: Params | None = None
@@ -113,6 +111,7 @@ class SimulatedClient:
         *,
         round_number: int = 1,
         buffers: Params | None = None,
+        log: Log | None = None,
     ) -> ClientRun:
         """Begin a run from the broadcast parameters and running statistics; examples are visited in their order."""
         if self.on_suspicion != "train":
@@ -124,19 +123,20 @@ class SimulatedClient:
             self._trained_on = detached(dict(sent))
         own = self.model.params
         if sent.keys() != own.keys() or not all(tensor.is_floating_point() for tensor in sent.values()):
-            raise GradveilError("the broadcast does not hold the parameters of this client's model")
+            raise GradveilError("the broadcast does not hold the parameters that this client trains")
         local = Batch(self.defense.on_inputs(batch.inputs, rng), batch.labels)
         start = Step(
             model=self.model,
             loss=self.loss,
             params={name: tensor.to(own[name].dtype) for name, tensor in sent.items()},  # some servers send half of it
+            frozen=self.model.frozen,
             batch=local,
             index=torch.arange(len(local), device=local.labels.device),
             number=0,
             round_number=round_number,
             lr=self.recipe.lr,
             rng=rng,
-            log=Log(),
+            log=Log() if log is None else log,
             public=self.public,
         )
         return ClientRun(self, start, buffers or {})
@@ -206,7 +206,7 @@ class ClientRun(LocalRun):
         return self._defense.on_forward(self.model, examples, self._start.rng)
 
     def on_gradient(self, gradient: Params, value: Tensor) -> Params:
-        return self._defense.on_gradient(gradient, self.step(value))
+        return defended_step(self._defense, gradient, self.step(value), finite=False)
 
     def add(self, a: Params, b: Params, scale: float) -> Params:
         return added_at_once(a, b, scale)
@@ -223,7 +223,7 @@ class ClientRun(LocalRun):
         update = self._defense.on_update(self.update(), start.rng, start.log)
         if all_finite(update):
             return detached(update)
-        for name, tensor in (start.params | start.model.buffers).items():
+        for name, tensor in (start.params | start.frozen | start.model.buffers).items():
             if not all_finite({name: tensor}):
                 raise GradveilError(
                     f"the model's parameters are not finite: {name!r} holds NaN or infinity, and so does the update"

@@ -27,16 +27,37 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from gradveil.client.guarded import Cut, Hook, Pass, changed_buffers, check_arguments, check_loss, joined, refuse
+from gradveil.client.guarded import (
+    Cut,
+    Hook,
+    Pass,
+    changed_buffers,
+    check_arguments,
+    check_loss,
+    inputs_of_call,
+    joined,
+    refuse,
+    remove_ghosts,
+)
 from gradveil.client.past import Past
 from gradveil.client.sampling import Draws, Examples
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, differing, digests, is_plain, scaled, subtract
 from gradveil.core.types import Loss, Params
-from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, links_of
+from gradveil.defenses import DEFENSES, Defense, Log, Step, check_result, defended_step, links_of
 from gradveil.engine import copied_loss
-from gradveil.models import AddsToLoss, Functional, Mirror, set_buffers
+from gradveil.models import (
+    AddsToLoss,
+    Functional,
+    Mirror,
+    arguments_of,
+    beside_logits,
+    logits_of,
+    set_buffers,
+    with_logits,
+    zeros_like_one,
+)
 
 _TREES = ("parameters", "broadcast", "buffers", "trained_buffers")
 _UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -53,7 +74,8 @@ def protect(
     """Put a defense between ``loss.backward()`` and ``optimizer.step()``. What the model holds now is the broadcast.
 
     Args:
-        model: takes one tensor of inputs and returns one tensor of outputs.
+        model: takes tensors of inputs, with a row for each example, and returns one tensor of outputs or an object
+            with ``logits``. Frozen parameters stay as they are, and no update holds them.
         optimizer: all optimizers that step the model.
         loss: the mean over the examples, as a function of outputs and targets.
         defense: a defense, or its name with options, such as ``"dp:sigma=1.1"``.
@@ -134,10 +156,14 @@ class Guard:
         look, after = self._last_look, self._after_step
         self._optimizer_hooks = [(o.register_step_pre_hook(look), o.register_step_post_hook(after)) for o in states]
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss given to :func:`protect`, plus what layers of the model add to it. Only its gradient is stepped."""
-        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-            refuse("guard.loss takes one tensor of outputs and one of targets")
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """The loss given to :func:`protect`, plus what layers of the model add to it. Only its gradient is stepped.
+
+        ``outputs`` is what the model returned: a tensor, or an object with ``logits``, which are then taken.
+        """
+        if not isinstance(targets, Tensor):
+            refuse("guard.loss takes one tensor of outputs, or an object with logits, and one of targets")
+        outputs = logits_of(outputs)
         adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
         # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
         loss = copied_loss(self._loss) if self._starts_over else self._loss  # which may remember examples
@@ -159,7 +185,9 @@ class Guard:
         for name, p in self._params.items():
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 refuse(f"parameter {name!r} is stepped in the backward pass (post-accumulate hook): step after it")
-        outputs.register_hook(self._outside)  # type: ignore[no-untyped-call]
+        for tensor in (outputs, *(held() for held in seen.beside)):
+            if tensor is not None and tensor.requires_grad:
+                tensor.register_hook(self._outside)
         seen.targets, seen.versions = targets.detach(), (seen.inputs._version, targets._version)
         cut = partial(Cut.apply, self._anchor, total.detach())
         return cast(Tensor, cut(partial(self._take, seen, total)))
@@ -173,7 +201,9 @@ class Guard:
             self._compare("guard.update")
             if self._step == 0:
                 refuse("no step of this round went through the guard: there is no update (did a copy train?)")
-            change = subtract(self._kept, self._broadcast)
+            kept, before = self._kept, self._broadcast  # what is frozen and did not move is not sent
+            names = [n for n, p in self._params.items() if p.requires_grad or not torch.equal(kept[n], before[n])]
+            change = subtract({n: kept[n] for n in names}, {n: before[n] for n in names})
             sent = (self._prepared or self._defense).on_update(change, self._rng, self.log)
             check_result(sent, change)
             self._update = detached(sent)
@@ -187,7 +217,8 @@ class Guard:
         """
         update, named = self.update(), {id(p): name for name, p in self._params.items()}
         own = {name: named[id(p)] for name, p in self._model.named_parameters(remove_duplicate=False)}  # tied ones too
-        sent = {name: self._broadcast[first] + update[first] for name, first in own.items()}
+        now = {n: t + update[n] if n in update else t for n, t in self._broadcast.items()}
+        sent = {name: now[first] for name, first in own.items()}
         buffers = dict(self._model.named_buffers()) if statistics else self._buffers
         state = self._model.state_dict()  # without buffers that are not persistent
         return detached(sent | {n: buffers[one] for n, one in self._shared.items() if one in buffers and n in state})
@@ -219,7 +250,7 @@ class Guard:
         self._model.load_state_dict(broadcast, strict=False)
         self._begin({n: sent for n, sent in broadcast.items() if n not in mine})
 
-    def sample(self, dataset: Examples, rate: float, steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def sample(self, dataset: Examples, rate: float, steps: int | None = None) -> Iterator[tuple[Any, Tensor]]:
         """Poisson batches, for one step each: only such steps count at a rate below 1 (:class:`Draws`)."""
         return self._draws.batches(dataset, rate, steps)
 
@@ -267,6 +298,20 @@ class Guard:
         for optimizer, (_, state) in zip(list(self._states), checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(state)
             self._states[optimizer] = _memory(optimizer)
+
+    def copy_outside(self) -> tuple[nn.Module, Log]:
+        """A copy of the model, and a log for one step that is taken on it and not here.
+
+        That step counts like one of this round: what it spends is spent, and it is noted where it has no proof.
+        """
+        self._ready("a step on a copy", after_update=True)
+        self._compare("a step on a copy")
+        model = copy.deepcopy(self._model)
+        remove_ghosts(model)
+        self._ever = True
+        if not self._guaranteed:
+            self.log.ledger.add(0.0, 1.0)
+        return model, Log(self.log.ledger)
 
     def close(self) -> None:
         """Take the defense off: the loop trains with plain gradients from here on."""
@@ -374,15 +419,13 @@ class Guard:
             return None  # evaluation
         if DistributedDataParallel._get_active_ddp_module() is not None:  # type: ignore[no-untyped-call]
             refuse("DistributedDataParallel shares the gradient before the guard can defend it: train without it")
-        if len(arguments) != 1 or keywords or not isinstance(arguments[0], Tensor):
-            refuse("a guarded model takes one tensor of inputs: call it as model(inputs)")
+        given = inputs_of_call(arguments, keywords, self._defense)
         self._ready("model(inputs)", after_update=True)
         moved = replaced or self._moved("model(inputs)")
-        self._last: tuple[Tensor, Functional | None, str | None] = (arguments[0], None, moved)
+        self._last: tuple[Tensor, Functional | None, str | None] = (given, None, moved)
         self._stands_in = False
         if moved:
             return None  # evaluation with gradients does no harm: guard.loss refuses it
-        given = arguments[0]
         inputs = self._defense.on_inputs(given, self._rng) if len(given) else given
         plain = self._mirror.function()
         if self._guaranteed:  # a counter of this pass may depend on the examples
@@ -395,7 +438,7 @@ class Guard:
         self._last = (inputs, used, hint if given.requires_grad else None)
         # many models fail on no examples, which Poisson sampling may draw: one of zeros stands in, and is cut off again
         self._stands_in = self._guaranteed and len(inputs) == 0
-        return (inputs.new_zeros(1, *inputs.shape[1:]) if self._stands_in else inputs,), {}
+        return arguments_of(zeros_like_one(inputs) if self._stands_in else inputs)
 
     def _after_forward(self, _model: nn.Module, _arguments: tuple[Any, ...], outputs: Any) -> Any:
         self._put_back()
@@ -403,13 +446,12 @@ class Guard:
             self._mirror.note()
         if not torch.is_grad_enabled():
             return None
-        if not isinstance(outputs, Tensor):
-            refuse(f"a guarded model returns one tensor of outputs, not {type(outputs).__name__}")
         inputs, function, moved = self._last
-        outputs = outputs[:0] if self._stands_in else outputs
+        logits = logits_of(outputs)[:0] if self._stands_in else logits_of(outputs)
         self._pending = [each for each in self._pending if each.outputs() is not None]
-        self._pending.append(Pass(weakref.ref(outputs), outputs._version, inputs.detach(), function, moved))
-        return outputs
+        beside = [weakref.ref(one) for one in beside_logits(outputs)]
+        self._pending.append(Pass(weakref.ref(logits), logits._version, inputs.detach(), function, moved, beside))
+        return with_logits(outputs, logits) if self._stands_in else outputs
 
     def _outside(self, _gradient: Tensor) -> None:
         if not self._taking:
@@ -522,8 +564,7 @@ class Guard:
         )  # fmt: skip
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
         self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))
-        hidden = self._prepared.on_gradient(given, step)
-        check_result(hidden, given)
+        hidden = defended_step(self._prepared, given, step)
         self._compare("the defense")
         sent = detached(hidden if scale == 1 else scaled(hidden, scale))
         self._gradients = {name: gradient.to(self._params[name]) for name, gradient in sent.items()}

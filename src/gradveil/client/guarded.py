@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from gradveil.core.trees import differing, is_plain
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import Defense, Transform, links_of
 from gradveil.engine import copied_loss
-from gradveil.models import AddsToLoss, Functional
+from gradveil.models import AddsToLoss, Functional, SeveralInputs, joined_inputs, logits_of
 
 
 def refuse(text: str) -> NoReturn:
@@ -32,10 +32,13 @@ class Pass:
     outputs: weakref.ref[Tensor]
     version: int
     inputs: Tensor
+    """Or the tensors of a call with several, which take its place."""
     model: Functional | None
     moved: str | None
+    beside: list[weakref.ref[Tensor]]
+    """What the model returned beside the outputs."""
     targets: Tensor = field(default_factory=lambda: torch.empty(0))
-    versions: tuple[int, int] = (0, 0)
+    versions: tuple[object, int] = (0, 0)
     factor: float | None = None
 
 
@@ -71,9 +74,36 @@ class Ghost:
     """What is left of a guard in a copy: the copy may be evaluated, averaged and compared, but it does not train."""
 
     def __call__(self, model: nn.Module, *arguments: Any) -> None:
-        outputs, hint = arguments[-1], "this model is a copy of a guarded one and has no guard: protect it"
+        outputs, hint = _logits(arguments[-1]), "this model is a copy of a guarded one and has no guard: protect it"
         if isinstance(outputs, Tensor) and outputs.requires_grad and any(p.requires_grad for p in model.parameters()):
             outputs.register_hook(lambda _: refuse(hint))  # type: ignore[no-untyped-call]
+
+
+def _logits(outputs: Any) -> Any:
+    try:
+        return logits_of(outputs)
+    except GradveilError:
+        return None
+
+
+def inputs_of_call(arguments: tuple[Any, ...], keywords: dict[str, Any], defense: Defense) -> Tensor:
+    """What a guarded model is called with: one tensor, or several with a row for each example in all of them.
+
+    Anything else could carry something of the examples past the defense, and is refused.
+    """
+    if len(arguments) == 1 and not keywords and isinstance(arguments[0], Tensor):
+        return arguments[0]
+    given = [one for one in (*arguments, *keywords.values()) if one is not None]
+    rows = {len(one) if one.dim() else -1 for one in given if isinstance(one, Tensor)}
+    if not given or not all(isinstance(one, Tensor) for one in given) or len(rows) != 1 or rows == {-1}:
+        refuse(
+            "a guarded model takes tensors of inputs, each with a row for every example: call it as model(inputs) or "
+            "model(name=inputs, ...), and set everything else when you build it"
+        )
+    for link in links_of(defense):
+        if not link.several_inputs and type(link) is not Defense:
+            refuse(f"{type(link).__name__} works on one tensor of inputs: call the model as model(inputs)")
+    return cast(Tensor, SeveralInputs(arguments, keywords))
 
 
 def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set[int]) -> None:
@@ -93,7 +123,11 @@ def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set
     defense.check(model)
     if defense.reshapes and not any(isinstance(layer, AddsToLoss) for layer in model.modules()):
         refuse("this defense changes the architecture: write model = defense.on_model(model) before the optimizer")
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):  # a copy of a guarded model gets its own guard
+    remove_ghosts(model)  # a copy of a guarded model gets its own guard
+
+
+def remove_ghosts(model: nn.Module) -> None:
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if isinstance(hook, Ghost)]:
             del hooks[key]
 
@@ -115,7 +149,7 @@ def changed_buffers(model: nn.Module, sent: Params, names: Collection[str]) -> l
 def joined(passes: list[Pass], defense: Defense) -> Batch:
     """All examples of some passes; the last ones where shapes differ and the defense looks at none of them."""
     try:
-        return Batch(torch.cat([one.inputs for one in passes]), torch.cat([one.targets for one in passes]))
+        return Batch(joined_inputs([one.inputs for one in passes]), torch.cat([one.targets for one in passes]))
     except RuntimeError:
         if not all(isinstance(link, Transform) or type(link) is Defense for link in links_of(defense)):
             refuse("batches of different shapes went backward before one step: pad them, or step on each")

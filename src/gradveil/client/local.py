@@ -112,8 +112,3 @@ def mini_batches(count: int, recipe: Recipe) -> list[slice]:
     """The examples of each local step, in order."""
     size = recipe.batch_size or count
     return [slice(i, min(i + size, count)) for _ in range(recipe.epochs) for i in range(0, count, size)]
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The usual loss; takes labels [n] or probabilities [n, classes]."""
-    return torch.nn.functional.cross_entropy(outputs, targets)

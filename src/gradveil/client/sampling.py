@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, default_collate
 
 from gradveil.core.errors import GradveilError
@@ -36,7 +38,7 @@ class Draws:
         self._size: int | None = None
         """Of the batch that was drawn last; None: no batch is out; -1: there was a step on it."""
 
-    def batches(self, dataset: Examples, rate: float, steps: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, dataset: Examples, rate: float, steps: int | None) -> Iterator[tuple[Any, Tensor]]:
         """Inputs and targets, collated as a DataLoader does it. Batches differ in size and may be empty.
 
         Args:
@@ -51,7 +53,7 @@ class Draws:
         rate = float(rate)
         return self._batches(dataset, rate, math.ceil(min(1 / rate, 2**62)) if steps is None else int(steps))
 
-    def _batches(self, dataset: Examples, rate: float, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, dataset: Examples, rate: float, steps: int) -> Iterator[tuple[Any, Tensor]]:
         size = len(dataset)
         try:
             for _ in range(steps):
@@ -61,7 +63,8 @@ class Draws:
                 chosen = (drawn < int(rate * 2**62)).nonzero().flatten().tolist()
                 inputs, targets = _collated([dataset[place] for place in chosen or [0]])
                 self._rate, self._expected, self._size = rate, rate * size, len(chosen)
-                yield inputs[: len(chosen)], targets[: len(chosen)]
+                drawn_ones = slice(len(chosen))
+                yield tree_map(itemgetter(drawn_ones), inputs), targets[drawn_ones]
         finally:
             self._rate = self._expected = self._size = None
 
@@ -128,7 +131,7 @@ def _places(dataset: Any, known: dict[int, int]) -> Tensor:
     return torch.arange(len(dataset)) + known.setdefault(id(dataset), len(known)) * 2**40
 
 
-def _collated(examples: list[Any]) -> tuple[Tensor, Tensor]:
+def _collated(examples: list[Any]) -> tuple[Any, Tensor]:
     """Inputs and targets side by side. No message quotes an example, which is private."""
     odd = next((one for one in examples if not isinstance(one, tuple | list) or len(one) != 2), None)
     if odd is not None:
@@ -141,7 +144,9 @@ def _collated(examples: list[Any]) -> tuple[Tensor, Tensor]:
         raise GradveilError(
             f"examples of {kinds} do not fit into one batch: make them tensors or numbers, all of one size and type"
         ) from error
-    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+    parts = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    several = isinstance(parts, list | tuple) and len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
+    if not (isinstance(inputs, Tensor) or several) or not isinstance(targets, Tensor):
         kinds = " and ".join(type(part).__name__ for part in examples[0])
         raise GradveilError(f"an example is one tensor or number as input and one as target, not {kinds}")
     return inputs, targets

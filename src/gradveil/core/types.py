@@ -23,9 +23,17 @@ Json = dict[str, Any]
 """A JSON object whose fields are not known here: those of a person's file, or of a record that others define."""
 
 
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The usual loss; takes labels [n] or probabilities [n, classes]."""
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Examples and their labels: inputs [n, C, H, W] in [0, 1], labels [n] of int64."""
+    """Examples and their labels: inputs [n, C, H, W] in [0, 1], labels [n] of int64.
+
+    In a client whose model takes several tensors, ``inputs`` is a :class:`gradveil.models.SeveralInputs` of them.
+    """
 
     inputs: Tensor
     labels: Tensor

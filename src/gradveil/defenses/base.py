@@ -140,6 +140,8 @@ class Defense:
     """Whether ``on_gradients`` is faster than one client after another; such a defense is its own ``for_round``."""
     has_guarantee: ClassVar[bool] = False
     """Whether what it leaves has a proof, which holds for whatever is made of it without the private examples."""
+    several_inputs: ClassVar[bool] = False
+    """Whether it serves models with several inputs: ``step.batch.inputs`` is then no single tensor."""
     delta: float | None = None
     """For which delta ``step.log.ledger.spent(delta)`` is the epsilon of what it sent; None: it has no epsilon."""
 
@@ -215,6 +217,7 @@ class Defense:
 class Transform(Defense):
     """A defense that needs nothing but the tensors: on every local gradient, or once on the outgoing update."""
 
+    several_inputs: ClassVar[bool] = True
     at: At
 
     def __init__(self, *, at: At = "step") -> None:
@@ -235,12 +238,22 @@ class Transform(Defense):
         return self.transform(update, rng, log) if self.at == "update" else update
 
 
-def check_result(sent: Params, given: Params) -> None:
+def defended_step(defense: Defense, gradient: Params, step: Step, *, finite: bool = True) -> Params:
+    """What a step takes in the place of a gradient, wherever a client trains; raises if the defense made no such thing.
+
+    Without ``finite``, somebody else looks for NaN and infinity, and at what they come from.
+    """
+    hidden = defense.on_gradient(gradient, step)
+    check_result(hidden, gradient, finite=finite)
+    return hidden
+
+
+def check_result(sent: Params, given: Params, *, finite: bool = True) -> None:
     """Raise unless a defense returned what it got: the same names and shapes, and finite real numbers."""
     if not isinstance(sent, dict) or (odd := sorted(sent.keys() ^ given.keys())):
         raise GradveilError("the defense did not return the tensors it got by name: some are missing or new")
     odd = [name for name, tensor in sent.items() if not is_dense(tensor) or tensor.shape != given[name].shape]
-    if odd or not all_finite(sent):
+    if odd or (finite and not all_finite(sent)):
         odd = odd or [name for name, tensor in sent.items() if not all_finite({name: tensor})]
         raise GradveilError(f"the defense gave {odd[0]!r} another shape, or something else than finite real numbers")
 

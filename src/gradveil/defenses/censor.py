@@ -23,7 +23,7 @@ from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images, refuse_private
 from gradveil.engine import CudaGraphCache, cached, example_gradients
-from gradveil.models.functional import AddsToLoss, Functional
+from gradveil.models import AddsToLoss, Functional, logits_of
 
 Pair = tuple[int, int]
 POOL = 50
@@ -307,7 +307,9 @@ class LossAfter:
         used = {**step.model.buffers, **step.frozen, **step.params, **self.flat.named(slots)}
 
         def loss() -> Tensor:
-            return sum((layer.pop_term() for layer in adding), start=step.loss(module(batch.inputs), batch.labels))
+            return sum(
+                (layer.pop_term() for layer in adding), start=step.loss(logits_of(module(batch.inputs)), batch.labels)
+            )
 
         def run() -> Tensor:
             losses = [loss()] if start_too else []

@@ -60,6 +60,7 @@ class ClipExamples(Defense):
     """The mean of the gradients of single examples, each scaled to a norm of at most ``bound``."""
 
     name: ClassVar[str] = "clip"
+    several_inputs: ClassVar[bool] = True
 
     bound: float
     per: Literal["example"] = "example"

@@ -17,6 +17,7 @@ from gradveil.core.types import Batch, Params
 from gradveil.defenses.accounting import MOST_STEPS, Guarantee, Ledger, check_delta, check_rate, guarantee
 from gradveil.defenses.base import DEFENSES, Defense, Log, Step
 from gradveil.defenses.clip import clipped_mean
+from gradveil.models import tensors_of
 
 
 @DEFENSES.register("dp")
@@ -29,6 +30,7 @@ class DP(Defense):
     """
 
     has_guarantee: ClassVar[bool] = True
+    several_inputs: ClassVar[bool] = True
 
     sigma: float = 1.1
     bound: float = 1.0
@@ -116,7 +118,7 @@ def _copies(batch: Batch) -> int:
     """How often the most frequent example is in a batch, bit for bit and with its label."""
     if len(batch) < 2:
         return 1
-    parts = [bits_of(tensor.reshape(len(batch), -1)) for tensor in (batch.inputs, batch.labels)]
+    parts = [bits_of(tensor.reshape(len(batch), -1)) for tensor in (*tensors_of(batch.inputs), batch.labels)]
     sums = torch.stack([part.sum(dim=1, dtype=torch.int64) for part in parts]).sum(dim=0)
     _, places, times = torch.unique(sums, return_inverse=True, return_counts=True)
     again = times[places] > 1  # equal examples have equal sums: few rows are compared whole

@@ -157,6 +157,9 @@ def trained_gradients(step: LocalLoss, passed: LayerPass) -> Params:
 
 def why_not_shared(step: LocalLoss) -> str:
     """Why the examples of a step cannot or need not share the weights of the model; empty if they do."""
+    inputs: object = step.batch.inputs
+    if not isinstance(inputs, Tensor):
+        return "the model takes several inputs"
     if sum(tensor.numel() for tensor in step.params.values()) < products.PAYS_OFF:
         return _FEW_WEIGHTS
     if len({tensor.device for tensor in (*step.frozen.values(), *step.params.values())}) > 1:
@@ -279,7 +282,7 @@ def one_by_one(step: LocalLoss, batch: Batch) -> Params:
         # Later examples would draw other numbers if an earlier one were not there: each would move all of them.
         raise GradveilError(
             "the model draws random numbers, and gradients of single examples allow none: use eval mode, or a rate of "
-            "0 for dropout in attention, in an LSTM or by a function (layers of torch.nn.Dropout are off already)"
+            "0 for dropout by a function (that of layers and of attention is off already)"
         )
     dense = [[tensor.to_dense() for tensor in each] for each in found]
     return {name: torch.stack(each) for name, each in zip(params, zip(*dense, strict=True), strict=True)}
@@ -303,7 +306,7 @@ def has_own_batching_rules() -> bool:
 
 def _copied(step: S) -> S:
     """The step with a copy of model and loss, which shares the parameters and forgets outputs of a pass before."""
-    tensors = (*step.model.module.parameters(), *step.model.params.values())
+    tensors = (*step.model.module.parameters(), *step.model.params.values(), *step.model.frozen.values())
     memo = {id(tensor): tensor for tensor in tensors} | without_outputs(step.model.module)
     return replace(step, model=copy.deepcopy(step.model, memo), loss=copied_loss(step.loss))
 

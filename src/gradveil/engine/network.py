@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.types import Loss, Params
 from gradveil.engine import rules
-from gradveil.models import AddsToLoss
+from gradveil.models import AddsToLoss, logits_of, twice_differentiable
 
 
 class UnsupportedError(Exception):
@@ -77,7 +77,6 @@ class SharedNetwork:
                 self._module.set_submodule(name, norm)
             if getattr(layer, "inplace", False) is True:  # it would edit what was watched of the layer before
                 layer.inplace = False
-        self._module.requires_grad_(False)
         self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
         self._problems = 1
         self._watched: list[tuple[str, nn.Module | None, Tensor | None, Tensor]] = []
@@ -85,13 +84,17 @@ class SharedNetwork:
         self._loose: list[tuple[nn.Module, str, str, Tensor]] = []
         covered: set[str] = set()
         for name, layer in list(self._module.named_modules()):
-            own = dict(layer.named_parameters(recurse=False))
+            every = dict(layer.named_parameters(recurse=False))
+            own = {key: p for key, p in every.items() if p.requires_grad or _path(name, key) in sent}
+            if own and len(own) < len(every):
+                raise UnsupportedError(f"layer {name} is frozen in part")
             covered.update(_path(name, key) for key in own)
             if own and rules.supports(layer):
                 layer.register_forward_hook(self._watch(name, layer))
             else:
                 for key, parameter in own.items():
                     self._copy_per_example(name, layer, key, parameter)
+        self._module.requires_grad_(False)
         if covered != sent.keys():
             raise UnsupportedError("parameters are shared between layers or not all broadcast")
 
@@ -132,7 +135,8 @@ class SharedNetwork:
             copies = parameter.expand(len(flat), *parameter.shape[1:]).clone().requires_grad_()
             setattr(layer, key, copies)
             self._watched.append((name, None, None, copies))
-        outputs = rules.split_problems(self._module(flat), problems)
+        with twice_differentiable():
+            outputs = rules.split_problems(logits_of(self._module(flat)), problems)
         losses = vmap(loss)(outputs, targets)
         return LayerPass(self, outputs, self._calls(self._total(losses), again), problems)
 
@@ -188,12 +192,13 @@ class SeparateNetwork(SharedNetwork):
         def one(x: Tensor, target: Tensor, own: Params) -> tuple[Tensor, Tensor]:
             for layer, key, name, _ in self._loose:
                 setattr(layer, key, own[name])
-            outputs: Tensor = self._module(x)
+            outputs = logits_of(self._module(x))
             return outputs, self._total(loss(outputs, target)[None])
 
         self._watched = [(name, None, None, own) for name, own in copies.items()]
         self._normalise_each_of(1)  # under vmap there is one, and for the rules, outside of it, there are all
-        outputs, losses = vmap(one)(inputs, targets, copies)
+        with twice_differentiable():
+            outputs, losses = vmap(one)(inputs, targets, copies)
         self._normalise_each_of(len(inputs))
         flat = [
             LayerCall(

@@ -20,7 +20,7 @@ from gradveil.client import ClientRun, Reply, SimulatedClient, cross_entropy, ru
 from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
-from gradveil.core.trees import added_at_once, all_finite, detached, scaled
+from gradveil.core.trees import added_at_once, all_finite, scaled
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense, Log
@@ -28,7 +28,7 @@ from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.engine import Runner
 from gradveil.federated.case import Training
 from gradveil.federated.partition import partition
-from gradveil.models import Functional
+from gradveil.models import Functional, trained_parameters
 
 EVALUATED_AT_ONCE = 1000
 
@@ -149,7 +149,7 @@ class Federation:
         model = models.build(case.model, train.domain, seed=case.seed)
         self.module = self.defense.on_model(model).to(case.device)
         self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
-        self.state = State(detached(dict(self.module.named_parameters())), running_statistics(self.module))
+        self.state = State(trained_parameters(self.module), running_statistics(self.module))
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
         self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)

@@ -2,6 +2,19 @@
 
 from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
 from gradveil.models.building import MODELS, Normalize, build, canonical, is_import_path
+from gradveil.models.calls import (
+    SeveralInputs,
+    arguments_of,
+    as_pictures,
+    beside_logits,
+    joined_inputs,
+    logits_of,
+    tensors_of,
+    trained_parameters,
+    twice_differentiable,
+    with_logits,
+    zeros_like_one,
+)
 from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
 from gradveil.models.watch import (
@@ -23,7 +36,11 @@ __all__ = [
     "Mirror",
     "Normalize",
     "Representation",
+    "SeveralInputs",
+    "arguments_of",
+    "as_pictures",
     "batch_norm_statistics",
+    "beside_logits",
     "build",
     "canonical",
     "classifier",
@@ -31,9 +48,16 @@ __all__ = [
     "fronted",
     "fronted_spec",
     "is_import_path",
+    "joined_inputs",
     "layers_in_order",
+    "logits_of",
     "representation",
     "set_buffers",
     "split_front",
+    "tensors_of",
+    "trained_parameters",
+    "twice_differentiable",
     "watched",
+    "with_logits",
+    "zeros_like_one",
 ]

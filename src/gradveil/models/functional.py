@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,6 +15,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import detached
 from gradveil.core.types import Loss, Params
+from gradveil.models.calls import arguments_of, logits_of, trained_parameters, twice_differentiable
+
+_RATE = re.compile(r"dropout|drop_(path|prob|rate)")
 
 
 class AddsToLoss(nn.Module):
@@ -39,7 +43,7 @@ class Functional:
     Works on a deep copy: the given module is never edited. In train mode, layers with running statistics use those of
     the batch and forget the running ones, whose in-place update no transform allows. Dropout is refused there: an
     attack that repeats the client's step cannot repeat a draw made inside it. With ``train_mode=None`` every layer
-    stays in the mode it is in, and dropout is off.
+    stays in the mode it is in, and dropout is off: that of layers which have a rate, not that of code which calls it.
     """
 
     def __init__(self, module: nn.Module, *, train_mode: bool | None = False) -> None:
@@ -47,28 +51,38 @@ class Functional:
         if train_mode is not None:
             self._module.train(train_mode)
         for name, layer in self._module.named_modules():
-            rate = layer.p if isinstance(layer, _DropoutNd) else getattr(layer, "dropout", None)
-            if train_mode and isinstance(rate, float) and rate > 0:
+            rates = _dropout_rates(layer)
+            if train_mode and rates:
                 raise GradveilError(
                     f"layer {name!r} drops out at random, which no attack can repeat: "
                     "set its rate to 0 or use eval mode"
                 )
+            for rate in rates if train_mode is None else ():
+                setattr(layer, rate, 0.0)  # some models read the rate of a layer and call dropout themselves
             if train_mode is None and isinstance(layer, _DropoutNd):
                 layer.eval()
             if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         self._adding = [layer for layer in self._module.modules() if isinstance(layer, AddsToLoss)]
-        self.params: Params = detached(dict(self._module.named_parameters()))
-        """Detached copies of the module's parameters, tied ones once."""
+        self.params: Params = trained_parameters(self._module)
+        """Detached copies of the parameters that are trained, tied ones once."""
+        self.frozen: Params = detached({n: p for n, p in self._module.named_parameters() if n not in self.params})
+        """Those of the others, which are constants like the buffers unless a call has other values for them."""
         self.buffers: Params = detached(dict(self._module.named_buffers()))
         """Detached copies of its buffers, such as running statistics in eval mode."""
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """Outputs [n, classes] of the module at ``params``, which must hold every parameter by name."""
+        """Outputs [n, classes] of the module at ``params``, which must hold every parameter by name but frozen ones.
+
+        ``inputs`` is a tensor, or :class:`SeveralInputs` in its place.
+        """
+        arguments, keywords = arguments_of(inputs)
+        given = {**self.frozen, **params} if self.frozen else params
         # strict: a parameter that is left out would otherwise silently keep its initial value
         try:
-            outputs: Tensor = functional_call(self._module, (params, self.buffers), (inputs,), strict=True)
+            with twice_differentiable():
+                outputs = functional_call(self._module, (given, self.buffers), arguments, keywords, strict=True)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -76,7 +90,7 @@ class Functional:
                 "batch norm in train mode takes no single values, here those of one example: use train_mode=false, "
                 "mini-batches that leave no example alone, or torch.nn.GroupNorm"
             ) from error
-        return outputs
+        return logits_of(outputs)
 
     @property
     def module(self) -> nn.Module:
@@ -95,6 +109,14 @@ class Functional:
         other = copy.copy(self)
         other.buffers = {**self.buffers, **buffers}
         return other
+
+
+def _dropout_rates(layer: nn.Module) -> list[str]:
+    """The names of its rates of dropout above 0: that of a layer of dropout, or those of attention and an LSTM."""
+    rates = {name: value for name, value in vars(layer).items() if _RATE.search(name) and isinstance(value, float)}
+    if isinstance(layer, _DropoutNd):
+        rates["p"] = float(layer.p)
+    return [name for name, rate in rates.items() if rate > 0]
 
 
 _OF_ALL = vars(nn.Module()).keys()

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Domain, Params
 from gradveil.models.building import example
+from gradveil.models.calls import twice_differentiable
 
 
 @contextmanager
@@ -88,7 +89,8 @@ class Representation:
 
     def __call__(self, inputs: Tensor, params: Params | None = None) -> Tensor:
         caught: list[Tensor] = []
-        with watched({self.layer: self._module.get_submodule(self.layer)}, lambda _name, x: caught.append(x)):
+        layer = self._module.get_submodule(self.layer)
+        with watched({self.layer: layer}, lambda _name, x: caught.append(x)), twice_differentiable():
             functional_call(self._module, params or {}, (inputs,))
         if len(caught[-1]) != len(inputs) or caught[-1].dim() < 2:
             raise GradveilError(
@@ -126,6 +128,6 @@ def batch_norm_statistics(module: nn.Module, params: Params, inputs: Tensor) -> 
         found[f"{name}.mean"], found[f"{name}.variance"] = mean, x.square().mean(dim=over) - mean.square()
 
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
-    with watched(norms, see):
+    with watched(norms, see), twice_differentiable():
         functional_call(module, params, (inputs,))
     return found

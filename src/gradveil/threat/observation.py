@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gradveil.client.local import cross_entropy
 from gradveil.core.trees import moved
-from gradveil.core.types import Batch, Domain, Loss, Params, Recipe
+from gradveil.core.types import Batch, Domain, Loss, Params, Recipe, cross_entropy
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.models import batch_norm_statistics

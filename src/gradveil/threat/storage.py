@@ -24,12 +24,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradveil import models
-from gradveil.client.local import cross_entropy
 from gradveil.core.errors import BadFileError, GradveilError, in_one_line
 from gradveil.core.registry import split_spec
 from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
 from gradveil.core.trees import stack
-from gradveil.core.types import Domain, Json, Loss, Params, Recipe
+from gradveil.core.types import Domain, Json, Loss, Params, Recipe, cross_entropy
 from gradveil.defenses import DEFENSES
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
@@ -262,7 +261,7 @@ def limit_parameters(tensors: int) -> Iterator[None]:
 
 
 def _check_shapes(path: Path, header: Header, shapes: Shapes, module: nn.Module) -> None:
-    parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    parameters = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
     if (1 + header.earlier) * len(parameters) > len(shapes):
         raise BadFileError(f"{path}: it has {len(shapes)} tensors, too few for the model and the replies of its header")
     wanted: Shapes = {}
@@ -330,5 +329,6 @@ def _part(tensors: Params, prefix: str) -> Params:
 
 
 def _persistent_buffers(module: nn.Module) -> Params:
-    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    """What nobody trains: frozen parameters are among them."""
+    parameters = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in parameters}

@@ -316,9 +316,9 @@ def _classifier(server: Server) -> tuple[str, str]:
     layer = classifier(server.module, server.domain)
     if server.domain.classes < 2:
         raise GradveilError("attack 'fishing' plays classes off against each other and needs two or more")
-    if f"{layer}.bias" not in server.sent:
+    if not {f"{layer}.weight", f"{layer}.bias"} <= server.sent.keys():
         raise GradveilError(
-            f"attack 'fishing' needs a classifier with a bias, and {layer!r} has none: use another model"
+            f"attack 'fishing' needs a classifier with a bias, both trained, and {layer!r} has none: use another model"
         )
     return f"{layer}.weight", f"{layer}.bias"
 

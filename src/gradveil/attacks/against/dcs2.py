@@ -16,7 +16,7 @@ from gradveil.attacks.base import Reconstruction
 from gradveil.attacks.parts.channel import Channel, Span
 from gradveil.attacks.parts.counter import CounterMove, against
 from gradveil.attacks.parts.labels import prediction_errors
-from gradveil.client.local import cross_entropy
+from gradveil.core.types import cross_entropy
 from gradveil.defenses.dcs2 import DCS2
 from gradveil.engine import Given
 from gradveil.models import classifier

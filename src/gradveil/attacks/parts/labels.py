@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import functional_call, jvp, vmap
 
 from gradveil.attacks.parts.updates import gradient_scale, local_steps
 from gradveil.client.local import local_update
 from gradveil.core.seeding import generator
-from gradveil.models import Functional, classifier, representation
+from gradveil.models import Functional, classifier, logits_of, representation
 from gradveil.threat.observation import Observation
 
 _PROBES = 64
@@ -52,10 +52,14 @@ def prediction_errors(seen: Sequence[Observation]) -> Tensor:
     """
     one, name = seen[0], classifier(seen[0].module, seen[0].domain)
     signs = [1.0 if o.kind == "gradient" else -1.0 for o in seen]  # a difference of parameters points against it
-    rows = torch.stack([sign * o.reply[f"{name}.weight"] for sign, o in zip(signs, seen, strict=True)])
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    if weight not in one.reply:  # frozen
+        if bias not in one.reply:
+            return torch.stack([sign * _output_change(o) for sign, o in zip(signs, seen, strict=True)])
+        return torch.stack([sign * o.reply[bias] for sign, o in zip(signs, seen, strict=True)])
+    rows = torch.stack([sign * o.reply[weight] for sign, o in zip(signs, seen, strict=True)])
     with torch.no_grad():
         typical = representation(one.module, one.domain)(_probes(one), one.sent).mean(dim=0)
-    bias = f"{name}.bias"
     if bias in one.reply:
         errors = torch.stack([sign * o.reply[bias] for sign, o in zip(signs, seen, strict=True)])
         rows = torch.cat([rows, errors.unsqueeze(-1)], dim=-1)
@@ -66,6 +70,19 @@ def prediction_errors(seen: Sequence[Observation]) -> Tensor:
     longest = rows.norm(dim=-1).argmax(dim=1)
     cosine = torch.cosine_similarity(rows[torch.arange(len(rows)), longest], typical.expand(len(rows), -1))
     return projected.where(cosine.abs()[:, None] > _ALIKE, errors)
+
+
+def _output_change(one: Observation) -> Tensor:
+    """[classes]: how the mean outputs on random inputs change along a reply that holds nothing of the classifier.
+
+    A gradient lowers the outputs of its labels, and about as much as the prediction's error is. The lowest is set to
+    -1 / batch size, the error of a label that is there once.
+    """
+    model, probes = Functional(one.module), _probes(one)
+    along = {name: one.reply.get(name, torch.zeros_like(tensor)) for name, tensor in one.sent.items()}
+    change: Tensor = jvp(lambda params: model(params, probes).mean(dim=0), (one.sent,), (along,))[1]
+    change = change - change.mean()
+    return gradient_scale(one) * change / (change.min().abs().clamp_min(1e-12) * (one.batch_size or 1))
 
 
 def _read(seen: Sequence[Observation], batch_size: int) -> Tensor:
@@ -82,14 +99,17 @@ def _read(seen: Sequence[Observation], batch_size: int) -> Tensor:
     if batch_size == 1:
         return errors.argmin(dim=1, keepdim=True)
     with torch.no_grad():
-        predictions = functional_call(one.module, one.sent, (_probes(one),)).softmax(dim=-1).mean(dim=0)
+        outputs = logits_of(functional_call(one.module, one.sent, (_probes(one),)))
+    predictions = outputs.softmax(dim=-1).mean(dim=0)
     owed = batch_size * (predictions - errors / gradient_scale(one))
     chosen = []
     for _ in range(batch_size):
         chosen.append(owed.argmax(dim=1, keepdim=True))
         owed = owed.scatter_add(1, chosen[-1], -torch.ones_like(owed[:, :1]))
     counted = torch.cat(chosen, dim=1).sort(dim=1).values
-    if local_steps(one) in (1, None) or batch_size > _MOST:
+    name = classifier(one.module, one.domain)
+    frozen = not {f"{name}.weight", f"{name}.bias"} & one.reply.keys()
+    if local_steps(one) in (1, None) or batch_size > _MOST or frozen:
         return counted
     return torch.stack([_search_labels(one, guess) for one, guess in zip(seen, counted, strict=True)])
 

@@ -157,7 +157,12 @@ def _in_float32(params: Mapping[str, Tensor]) -> Params:
 
 
 def fits(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
-    return {k: form(p) for k, p in module.named_parameters()} == {k: form(p) for k, p in params.items()}
+    return agreed(module, params) == {name: form(tensor) for name, tensor in params.items()}
+
+
+def agreed(module: nn.Module, params: Mapping[str, Tensor]) -> dict[str, tuple[bool, tuple[int, ...]]]:
+    """What a broadcast like ``params`` has to hold: all that is trained, and what is frozen at will."""
+    return {name: form(p) for name, p in module.named_parameters() if p.requires_grad or name in params}
 
 
 def form(tensor: Tensor) -> tuple[bool, tuple[int, ...]]:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradveil.client.inspection.broadcast import Finding, InspectedBroadcast, Severity, form
-from gradveil.client.local import cross_entropy
+from gradveil.client.inspection.broadcast import Finding, InspectedBroadcast, Severity, agreed, form
 from gradveil.core.seeding import generator
-from gradveil.core.types import Params
+from gradveil.core.types import Params, cross_entropy
 from gradveil.models import Functional
 
 
@@ -88,10 +87,10 @@ def not_finite(seen: InspectedBroadcast) -> Iterator[Measurement]:
 def other_layers(seen: InspectedBroadcast) -> Iterator[Measurement]:
     """Parameters that the agreed model or the last broadcast has not, lacks, or has in another shape or kind."""
     forms = {name: form(tensor) for name, tensor in seen.sent.items()}
-    known = {"the model agreed on": dict(seen.module.named_parameters()), "the last broadcast": seen.previous}
-    for whose, params in known.items():
-        if params is not None:
-            theirs = {name: form(tensor) for name, tensor in params.items()}
+    previous = None if seen.previous is None else {name: form(tensor) for name, tensor in seen.previous.items()}
+    known = {"the model agreed on": agreed(seen.module, seen.sent), "the last broadcast": previous}
+    for whose, theirs in known.items():
+        if theirs is not None:
             where = tuple(sorted({name for name, _ in forms.items() ^ theirs.items()}))
             yield Measurement(
                 where,
