@@ -30,7 +30,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Domain, Loss, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
-from gradveil.defenses import DEFENSES, Defense, Log, PublicData, links_of
+from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, links_of
 from gradveil.defenses.public import SHIPPED
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 
@@ -267,7 +267,7 @@ def _plan(
     left_out = {}
     for name, defense in defenses.items():
         try:
-            defense.check(clients.broadcast(name, defense).module)
+            check_model(defense, clients.broadcast(name, defense).module)
         except GradveilError as error:
             if case.unfit == "refuse":
                 raise

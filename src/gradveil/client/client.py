@@ -20,7 +20,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
-from gradveil.defenses import Defense, Log, PublicData, Step
+from gradveil.defenses import Defense, Log, PublicData, Step, check_model
 from gradveil.models.functional import Functional
 
 OnSuspicion = Literal["train", "warn", "refuse"]
@@ -67,7 +67,7 @@ class SimulatedClient:
             )
         self.on_suspicion, self.recipe, self.loss = on_suspicion, recipe, loss
         self.defense = defense or Defense()
-        self.defense.check(module)
+        check_model(self.defense, module)
         self.model = Functional(module, train_mode=recipe.train_mode)
         self.public = public
         self._module = module

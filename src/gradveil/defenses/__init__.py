@@ -1,7 +1,7 @@
 """Defenses, one per file. Importing this package registers all of them."""
 
 from gradveil.defenses.ats import ATS
-from gradveil.defenses.base import DEFENSES, Chain, Defense, Log, Step, Transform, check_result, links_of
+from gradveil.defenses.base import DEFENSES, Chain, Defense, Log, Step, Transform, check_model, check_result, links_of
 from gradveil.defenses.censor import Censor
 from gradveil.defenses.clip import Clip, ClipExamples
 from gradveil.defenses.dcs2 import DCS2, DCS2Plus
@@ -16,6 +16,6 @@ from gradveil.defenses.sparsify import Sparsify
 
 __all__ = [
     "ATS", "DCS2", "DEFENSES", "DP", "Censor", "Chain", "Clip", "ClipExamples", "DCS2Plus", "Defense", "GradDefense",
-    "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform", "check_result",
-    "links_of",
+    "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform", "check_model",
+    "check_result", "links_of",
 ]  # fmt: skip
