@@ -5,7 +5,6 @@ Cells of one attack whose clients answered the same broadcast are attacked as on
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass, replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradveil import models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
@@ -23,7 +21,7 @@ from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_
 from gradveil.auditing.flags import awareness_of, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, ranked, unscored
-from gradveil.auditing.sources import OWN, AuditPlan, Cell, Private, simulated
+from gradveil.auditing.sources import OWN, AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import GRADES, costs, verdicts
 from gradveil.client import running_statistics
@@ -60,7 +58,7 @@ def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progre
     if rows and judge is not None:
         _check_kept(store, plan, rows.values(), judge)
     if plan.private is not None:
-        _save_truth(store.truth, plan.private, gallery=_digest_of(plan.private.gallery))
+        write_tensors(store.truth, "truth", plan.private.tensors(), {"gallery": plan.private.line_up()})
 
     def audit() -> Audit:
         done = [rows[cell.digest] for cell in cells if cell.digest in rows]
@@ -235,7 +233,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
     seen, truth = made.observations[0], store.truth_of(cell.digest) if cell.paths else store.truth
     save_reconstructions(path, found)
     if cell.paths and private is not None:
-        _save_truth(truth, private)
+        write_tensors(truth, "truth", private.tensors(), {})
     kept = cell.keep and not cell.paths
     threat, prior_only = threat_model(seen.threat), cell.prior_only
     tampering = []
@@ -301,8 +299,8 @@ def _check_kept(store: Store, plan: AuditPlan, rows: Iterable[Row], judge: Judge
     """Refuse to set new rows beside kept ones that are of other images or were scored by another metric."""
     if plan.private is not None and store.truth.exists():
         kept, about = read_tensors(store.truth, "truth")
-        same = all(name in kept and torch.equal(kept[name], t) for name, t in _tensors_of(plan.private).items())
-        line_up = _digest_of(plan.private.gallery)
+        same = all(name in kept and torch.equal(kept[name], t) for name, t in plan.private.tensors().items())
+        line_up = plan.private.line_up()
         if kept and not (same and about.get("gallery", line_up) == line_up):
             data = plan.case.as_json()["data"]
             raise GradveilError(
@@ -314,16 +312,3 @@ def _check_kept(store: Store, plan: AuditPlan, rows: Iterable[Row], judge: Judge
             f"images in {store.folder} were not identified by {now}, as they would be now: run gradveil score "
             f"{store.folder} first"
         )
-
-
-def _tensors_of(private: Private) -> dict[str, Tensor]:
-    tensors = {"inputs": private.batch.inputs, "labels": private.batch.labels, "index": private.index}
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
-def _digest_of(gallery: Tensor) -> str:
-    return hashlib.sha256(gallery.contiguous().numpy().tobytes()).hexdigest()
-
-
-def _save_truth(path: Path, private: Private, **about: str) -> None:
-    write_tensors(path, "truth", _tensors_of(private), about)
