@@ -21,7 +21,7 @@ from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_
 from gradveil.auditing.flags import awareness_of, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, ranked, unscored
-from gradveil.auditing.sources import OWN, AuditPlan, Cell, simulated
+from gradveil.auditing.sources import OWN, AuditPlan, Cell, Private, simulated
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import GRADES, costs, verdicts
 from gradveil.client import running_statistics
@@ -116,7 +116,7 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         if cell is None:
             raise GradveilError(f"the exchanges behind {folder} have changed: audit them anew into another --out")
         found = load_reconstructions(store.reconstruction(old.digest))
-        row = old.model_copy(update=dict(_judged(cell, found, judge)))
+        row = old.model_copy(update=dict(_judged(cell, cell.private(), found, judge)))
         store.save_row(row.digest, row)
         rows.append(row)
     anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
@@ -242,7 +242,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         tampering = [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
     ranking = None if private is None else ranked(found, private.index, seen.candidates)
     return Row(
-        **dict(_judged(cell, found, judge)),
+        **dict(_judged(cell, private, found, judge)),
         **dict(ranking or {}),
         **asdict(cell.origin),
         digest=cell.digest,
@@ -275,8 +275,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
     )
 
 
-def _judged(cell: Cell, found: Sequence[Reconstruction], judge: Judge | None) -> Judgement:
-    private = cell.private()
+def _judged(cell: Cell, private: Private | None, found: Sequence[Reconstruction], judge: Judge | None) -> Judgement:
     if private is None or judge is None:
         return unscored(found, "there is no truth beside the exchange: only the attack's own objective is known")
     scores = judge.judge(private, found, cell.module())
