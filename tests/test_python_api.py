@@ -215,3 +215,25 @@ def test_what_does_not_fit_is_one_line(change: dict[str, object], message: str) 
     with pytest.raises(gv.GradveilError, match=message) as caught:
         gv.audit(small_model(), (IMAGES, LABELS), **{"attacks": "analytic", **change})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_errors_are_caught_by_kind(tmp_path: Path) -> None:
+    normed = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
+    with pytest.raises(gv.errors.UnfitModelError, match="batch norm"):
+        gv.audit(normed, (IMAGES, LABELS), defenses="dp", attacks="analytic")
+    with pytest.raises(gv.errors.UnfitModelError, match="batch norm"):
+        gv.protect(normed, torch.optim.SGD(normed.parameters(), lr=0.1), nn.functional.cross_entropy, defense="dp")
+    for spec in ("nose", "noise:sigma", "noise:sigma=many", "noise:shade=2"):
+        with pytest.raises(gv.errors.SpecError):
+            gv.audit(small_model(), (IMAGES, LABELS), defenses=spec)
+    (tmp_path / "audit.json").write_text("{")
+    with pytest.raises(gv.errors.BadFileError):
+        read_audit(tmp_path)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gv.protect(model, optimizer, nn.functional.cross_entropy, defense="noise")
+    nn.functional.cross_entropy(model(IMAGES), LABELS).backward()
+    with pytest.raises(gv.errors.RefusedError):
+        optimizer.step()
+    kinds = (gv.errors.UnfitModelError, gv.errors.SpecError, gv.errors.BadFileError, gv.errors.RefusedError)
+    assert all(issubclass(kind, gv.GradveilError) for kind in kinds)

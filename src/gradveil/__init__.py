@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gradveil.client.guard import protect as protect
     from gradveil.client.owner import Client as Client
     from gradveil.client.updates import defend_update as defend_update
+    from gradveil.core import errors as errors
     from gradveil.core.errors import GradveilError as GradveilError
 
 __version__ = "0.1.0"
@@ -26,13 +27,13 @@ _WHERE = {
     "defend_update": "gradveil.client.updates",
     "protect": "gradveil.client.guard",
 }
-_ROOMS = ("attacks", "defenses")
+_ROOMS = {"attacks": "gradveil.attacks", "defenses": "gradveil.defenses", "errors": "gradveil.core.errors"}
 
 
 def __getattr__(name: str) -> Any:
     """Loads the public names when first asked for: `import gradveil` alone stays light, without torch."""
     if name in _ROOMS:
-        return import_module(f"{__name__}.{name}")
+        return import_module(_ROOMS[name])
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -66,8 +66,8 @@ def tf32_allowed() -> Iterator[None]:
     for flags in FLAGS:
         flags.allow_tf32 = True
     yield
-    for kind, allowed in zip(FLAGS, before, strict=True):
-        kind.allow_tf32 = allowed
+    for flags, allowed in zip(FLAGS, before, strict=True):
+        flags.allow_tf32 = bool(allowed)
 
 
 @pytest.mark.usefixtures("tf32_allowed")

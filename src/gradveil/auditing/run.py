@@ -5,7 +5,6 @@ Cells of one attack whose clients answered the same broadcast are attacked as on
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass, replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradveil import models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
@@ -60,7 +58,7 @@ def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progre
     if rows and judge is not None:
         _check_kept(store, plan, rows.values(), judge)
     if plan.private is not None:
-        _save_truth(store.truth, plan.private, gallery=_digest_of(plan.private.gallery))
+        write_tensors(store.truth, "truth", plan.private.tensors(), {"gallery": plan.private.line_up()})
 
     def audit() -> Audit:
         done = [rows[cell.digest] for cell in cells if cell.digest in rows]
@@ -118,7 +116,7 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         if cell is None:
             raise GradveilError(f"the exchanges behind {folder} have changed: audit them anew into another --out")
         found = load_reconstructions(store.reconstruction(old.digest))
-        row = old.model_copy(update=dict(_judged(cell, found, judge)))
+        row = old.model_copy(update=dict(_judged(cell, cell.private(), found, judge)))
         store.save_row(row.digest, row)
         rows.append(row)
     anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
@@ -235,7 +233,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
     seen, truth = made.observations[0], store.truth_of(cell.digest) if cell.paths else store.truth
     save_reconstructions(path, found)
     if cell.paths and private is not None:
-        _save_truth(truth, private)
+        write_tensors(truth, "truth", private.tensors(), {})
     kept = cell.keep and not cell.paths
     threat, prior_only = threat_model(seen.threat), cell.prior_only
     tampering = []
@@ -244,7 +242,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         tampering = [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
     ranking = None if private is None else ranked(found, private.index, seen.candidates)
     return Row(
-        **dict(_judged(cell, found, judge)),
+        **dict(_judged(cell, private, found, judge)),
         **dict(ranking or {}),
         **asdict(cell.origin),
         digest=cell.digest,
@@ -277,8 +275,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
     )
 
 
-def _judged(cell: Cell, found: Sequence[Reconstruction], judge: Judge | None) -> Judgement:
-    private = cell.private()
+def _judged(cell: Cell, private: Private | None, found: Sequence[Reconstruction], judge: Judge | None) -> Judgement:
     if private is None or judge is None:
         return unscored(found, "there is no truth beside the exchange: only the attack's own objective is known")
     scores = judge.judge(private, found, cell.module())
@@ -301,8 +298,8 @@ def _check_kept(store: Store, plan: AuditPlan, rows: Iterable[Row], judge: Judge
     """Refuse to set new rows beside kept ones that are of other images or were scored by another metric."""
     if plan.private is not None and store.truth.exists():
         kept, about = read_tensors(store.truth, "truth")
-        same = all(name in kept and torch.equal(kept[name], t) for name, t in _tensors_of(plan.private).items())
-        line_up = _digest_of(plan.private.gallery)
+        same = all(name in kept and torch.equal(kept[name], t) for name, t in plan.private.tensors().items())
+        line_up = plan.private.line_up()
         if kept and not (same and about.get("gallery", line_up) == line_up):
             data = plan.case.as_json()["data"]
             raise GradveilError(
@@ -314,16 +311,3 @@ def _check_kept(store: Store, plan: AuditPlan, rows: Iterable[Row], judge: Judge
             f"images in {store.folder} were not identified by {now}, as they would be now: run gradveil score "
             f"{store.folder} first"
         )
-
-
-def _tensors_of(private: Private) -> dict[str, Tensor]:
-    tensors = {"inputs": private.batch.inputs, "labels": private.batch.labels, "index": private.index}
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
-def _digest_of(gallery: Tensor) -> str:
-    return hashlib.sha256(gallery.contiguous().numpy().tobytes()).hexdigest()
-
-
-def _save_truth(path: Path, private: Private, **about: str) -> None:
-    write_tensors(path, "truth", _tensors_of(private), about)

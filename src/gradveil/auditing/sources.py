@@ -7,8 +7,10 @@ after it asks which of them it was.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from gradveil.core.seeding import derive, generator
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Domain, Loss, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
-from gradveil.defenses import DEFENSES, Defense, Log, PublicData, links_of
+from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, links_of
 from gradveil.defenses.public import SHIPPED
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 
@@ -48,6 +50,15 @@ class Private:
     """[n]: position of each private example in the data set."""
     gallery: Tensor
     """[m, C, H, W]: the private pictures first, then distractors of the same kind."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file of the truth holds."""
+        tensors = {"inputs": self.batch.inputs, "labels": self.batch.labels, "index": self.index}
+        return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+    def line_up(self) -> str:
+        """A digest of the gallery."""
+        return hashlib.sha256(self.gallery.contiguous().numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -135,15 +146,9 @@ def simulated(case: Case, data: ImageSet | None = None, *, progress: Progress = 
     """Clients with the first examples of a data set, by default the one of the case, or with every k-th."""
     check_device(case.device)
     data = load(case.data, progress=progress) if data is None else data
-    return _plan(
-        case,
-        data,
-        {spec: DEFENSES.build(spec) for spec in case.defenses},
-        {spec: ATTACKS.build(spec, case.effort()) for spec in case.attacks},
-        lambda: models.build(case.model, data.domain, seed=case.seed),
-        cross_entropy,
-        progress,
-    )
+    clients = Simulation(case, data, lambda: models.build(case.model, data.domain, seed=case.seed), progress=progress)
+    attacks = {spec: ATTACKS.build(spec, case.effort()) for spec in case.attacks}
+    return clients.plan({spec: DEFENSES.build(spec) for spec in case.defenses}, attacks)
 
 
 def own(
@@ -174,37 +179,30 @@ def own(
     data = _own_images(inputs.detach().cpu(), labels.detach().cpu(), gallery, classes)
     fields |= {"images": count, "batch_size": batch_size, "gallery": len(data), "device": parameter.device.type}
     case = make_case(fields if recipe is None else {**fields, "recipe": recipe})
-    guards = [DEFENSES.build(one) if isinstance(one, str) else one for one in defenses]
-    named = [
-        DEFENSES.canonical(one) if isinstance(one, str) else DEFENSES.describe(guard)
-        for one, guard in zip(defenses, guards, strict=True)
+    guards = [
+        (DEFENSES.canonical(one), DEFENSES.build(one)) if isinstance(one, str) else (DEFENSES.describe(one), one)
+        for one in defenses
     ]
-    built = [ATTACKS.build(one, case.effort()) if isinstance(one, str) else one for one in attacks]
-    specs = [ATTACKS.canonical(one) if isinstance(one, str) else describe_attack(one) for one in attacks]
+    built = [
+        (ATTACKS.canonical(one), ATTACKS.build(one, case.effort())) if isinstance(one, str) else (_describe(one), one)
+        for one in attacks
+    ]
     names = {
         "data": OWN,
         "model": f"{type(model).__module__}:{type(model).__qualname__}",
-        "defenses": distinct("defense", named),
-        "attacks": distinct("attack", specs),
+        "defenses": distinct("defense", [name for name, _ in guards]),
+        "attacks": distinct("attack", [name for name, _ in built]),
     }
-    case = case.model_copy(update=names)
-    return _plan(
-        case,
-        data,
-        dict(zip(named, guards, strict=True)),
-        dict(zip(specs, built, strict=True)),
-        lambda: copy.deepcopy(model),
-        loss,
-        progress,
-    )
+    clients = Simulation(case.model_copy(update=names), data, lambda: copy.deepcopy(model), loss, progress)
+    return clients.plan(dict(guards), dict(built))
 
 
-def describe_attack(attack: Attack) -> str:
+def _describe(attack: Attack) -> str:
     """The spec of an attack without its budget or, where its class is not registered, what describes it."""
     name = next((name for name in ATTACKS if ATTACKS.get(name) is type(attack)), None)
-    if name is None:
+    known = {} if name is None else ATTACKS.options(name)
+    if name is None or not all(hasattr(attack, key) for key in known):
         return describe_object(attack)
-    known = ATTACKS.options(name)
     said = {key: getattr(attack, key) for key, option in known.items() if getattr(attack, key) != option.default}
     return ATTACKS.canonical(f"{name}:{','.join(f'{key}={value}' for key, value in said.items())}")
 
@@ -234,116 +232,105 @@ def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | Non
     )
 
 
-def _plan(
-    case: Case,
-    data: ImageSet,
-    defenses: Mapping[str, Defense],
-    attacks: Mapping[str, Attack],
-    build: Callable[[], nn.Module],
-    loss: Loss,
-    progress: Progress,
-) -> AuditPlan:
-    """Every attack on every defense, and after them each attack's prior alone, where it has one."""
-    threat = threat_model(case.threat)
-    for spec, attack in attacks.items():
-        threat.vet(spec, attack.requires)
-    costs(case.training, case.defenses)  # what is wrong with the trainings is raised now
-    clients = Simulation(case, data, choose_private(data, case), build, loss, progress)
-    if not attacks:
-        setting = SuiteSetting(
-            threat=threat,
-            module=clients.broadcast(None).module,
-            model=case.model,
-            domain=data.domain,
-            recipe=case.recipe,
-            batch_size=case.batch_size,
-        )
-        attacks = {spec: ATTACKS.build(spec, case.effort()) for spec in suite(case.budget, setting)}
-    left_out = {}
-    for name, defense in defenses.items():
-        try:
-            defense.check(clients.broadcast(name, defense).module)
-        except GradveilError as error:
-            if case.unfit == "refuse":
-                raise
-            left_out[name] = str(error)
-    fitting = {name: defense for name, defense in defenses.items() if name not in left_out}
-    if not fitting:
-        raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(left_out.values()))}")
-    case = case.model_copy(update={"attacks": tuple(attacks), "defenses": tuple(fitting)})
-    seeds = [derive(case.seed, "attack", i) for i in range(case.images // case.batch_size)]
-
-    def cell(spec: str, name: str, *, prior_only: bool) -> Cell:
-        attack, defense = attacks[spec], fitting[name]
-        reshaped = DEFENSES.reshaping(name, defense)
-        return Cell(
-            spec=spec,
-            attack=attack,
-            defense=name,
-            prior_only=prior_only,
-            digest=case.digest(spec, name, prior_only=prior_only),
-            broadcast=reshaped,
-            seeds=seeds,
-            exchange=lambda: clients.exchange(name, defense, spec if attack.crafts else None, attack),
-            private=lambda: clients.private,
-            module=lambda: clients.broadcast(name, defense).module,
-            keep=reshaped is None or all(split_spec(link)[0] in DEFENSES for link in DEFENSES.links(reshaped)),
-        )
-
-    crossed = [cell(spec, name, prior_only=False) for spec in attacks for name in fitting]
-    searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
-    alone = [cell(spec, case.defenses[0], prior_only=True) for spec in searching]
-    return AuditPlan(case=case, cells=crossed + alone, domain=data.domain, private=clients.private, left_out=left_out)
-
-
-def choose_private(data: ImageSet, case: Case) -> Private:
-    """The first examples of the data set, or every k-th, and a gallery of others drawn with the case's seed."""
-    if (case.images - 1) * case.every >= len(data):
-        every = f", every {case.every}th" if case.every > 1 else ""
-        raise GradveilError(f"{case.data} has {len(data)} images, too few for {case.images}{every}")
-    index = torch.arange(case.images) * case.every
-    others = torch.randperm(len(data), generator=generator(case.seed, "gallery"))
-    others = others[~torch.isin(others, index)][: max(0, case.gallery - case.images)]
-    if len(others) == 0 and case.images < 2:
-        raise GradveilError(f"{case.data} is too small to hide a private image in; use a larger data set")
-    batch = data.batch(index)
-    return Private(batch, index, torch.cat([batch.inputs, data.batch(others).inputs]))
-
-
+@dataclass(eq=False)
 class Simulation:
     """Clients with private batches of a data set, who answer what a server sends them."""
 
-    def __init__(
-        self,
-        case: Case,
-        data: ImageSet,
-        private: Private,
-        build: Callable[[], nn.Module],
-        loss: Loss,
-        progress: Progress,
-    ) -> None:
-        self.case, self.data, self.private = case, data, private
-        self._build, self._loss, self._progress = build, loss, progress
-        self._broadcasts: dict[str | None, Crafted] = {}
-        self._exchanges: dict[tuple[str, str | None], Exchange] = {}
+    case: Case
+    data: ImageSet
+    build: Callable[[], nn.Module]
+    """Makes the honest model."""
+    loss: Loss = cross_entropy
+    progress: Progress = SILENT
+    _broadcasts: dict[str | None, Crafted] = field(default_factory=dict)
+    _exchanges: dict[tuple[str, int], Exchange] = field(default_factory=dict)
+
+    def plan(self, defenses: Mapping[str, Defense], attacks: Mapping[str, Attack]) -> AuditPlan:
+        """Every attack on every defense, and after them each attack's prior alone, where it has one."""
+        case, data, threat = self.case, self.data, threat_model(self.case.threat)
+        for spec, attack in attacks.items():
+            threat.vet(spec, attack.requires)
+        costs(case.training, case.defenses)  # what is wrong with the trainings is raised now
+        private = self.private
+        if not attacks:
+            setting = SuiteSetting(
+                threat=threat,
+                module=self.broadcast(None).module,
+                model=case.model,
+                domain=data.domain,
+                recipe=case.recipe,
+                batch_size=case.batch_size,
+            )
+            attacks = {spec: ATTACKS.build(spec, case.effort()) for spec in suite(case.budget, setting)}
+        left_out = {}
+        for name, defense in defenses.items():
+            try:
+                check_model(defense, self.broadcast(name, defense).module)
+            except GradveilError as error:
+                if case.unfit == "refuse":
+                    raise
+                left_out[name] = str(error)
+        fitting = {name: defense for name, defense in defenses.items() if name not in left_out}
+        if not fitting:
+            raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(left_out.values()))}")
+        case = case.model_copy(update={"attacks": tuple(attacks), "defenses": tuple(fitting)})
+        seeds = [derive(case.seed, "attack", i) for i in range(case.images // case.batch_size)]
+
+        def cell(spec: str, name: str, *, prior_only: bool) -> Cell:
+            attack, defense = attacks[spec], fitting[name]
+            reshaped = DEFENSES.reshaping(name, defense)
+            return Cell(
+                spec=spec,
+                attack=attack,
+                defense=name,
+                prior_only=prior_only,
+                digest=case.digest(spec, name, prior_only=prior_only),
+                broadcast=reshaped,
+                seeds=seeds,
+                exchange=lambda: self.exchange(name, defense, attack if attack.crafts else None),
+                private=lambda: private,
+                module=lambda: self.broadcast(name, defense).module,
+                keep=reshaped is None or all(split_spec(link)[0] in DEFENSES for link in DEFENSES.links(reshaped)),
+            )
+
+        crossed = [cell(spec, name, prior_only=False) for spec in attacks for name in fitting]
+        searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
+        alone = [cell(spec, case.defenses[0], prior_only=True) for spec in searching]
+        return AuditPlan(case=case, cells=crossed + alone, domain=data.domain, private=private, left_out=left_out)
+
+    @cached_property
+    def private(self) -> Private:
+        """The first examples of the data set, or every k-th, and a gallery of others drawn with the case's seed."""
+        case, data = self.case, self.data
+        if (case.images - 1) * case.every >= len(data):
+            every = f", every {case.every}th" if case.every > 1 else ""
+            raise GradveilError(f"{case.data} has {len(data)} images, too few for {case.images}{every}")
+        index = torch.arange(case.images) * case.every
+        others = torch.randperm(len(data), generator=generator(case.seed, "gallery"))
+        others = others[~torch.isin(others, index)][: max(0, case.gallery - case.images)]
+        if len(others) == 0 and case.images < 2:
+            raise GradveilError(f"{case.data} is too small to hide a private image in; use a larger data set")
+        batch = data.batch(index)
+        return Private(batch, index, torch.cat([batch.inputs, data.batch(others).inputs]))
 
     def broadcast(self, name: str | None, defense: Defense | None = None) -> Crafted:
         """What an honest server sends. Defenses that do not reshape the model share it and are attacked together."""
         links = [link for link in links_of(defense or Defense()) if link.reshapes]
         key = None if name is None or not links else DEFENSES.reshaping(name, defense)
         if key not in self._broadcasts:
-            module = self._build()
+            module = self.build()
             for link in links:
                 module = link.on_model(module)
             module = module.to(self.case.device)
             self._broadcasts[key] = Crafted(module, self.case.model, models.trained_parameters(module), ())
         return self._broadcasts[key]
 
-    def exchange(self, name: str, defense: Defense, crafted_by: str | None, attack: Attack) -> Exchange:
+    def exchange(self, name: str, defense: Defense, crafting: Attack | None) -> Exchange:
         """What is seen of the clients of one defense, who get the honest broadcast or what an attack crafts from it."""
-        if (name, crafted_by) not in self._exchanges:
-            self._exchanges[name, crafted_by] = self._exchange(name, defense, attack if crafted_by else None)
-        return self._exchanges[name, crafted_by]
+        key = (name, id(crafting))
+        if key not in self._exchanges:
+            self._exchanges[key] = self._exchange(name, defense, crafting)
+        return self._exchanges[key]
 
     def _exchange(self, name: str, defense: Defense, attack: Attack | None) -> Exchange:
         case, data, threat = self.case, self.data, threat_model(self.case.threat)
@@ -357,7 +344,7 @@ class Simulation:
             nonlocal drew
             again = [question] if question else []
             rngs = [Stream.seeded(case.seed, "defense", name, number, *again) for number in numbers]
-            client = SimulatedClient(got.module, recipe=case.recipe, defense=defense, loss=self._loss, public=public)
+            client = SimulatedClient(got.module, recipe=case.recipe, defense=defense, loss=self.loss, public=public)
             sent_back = client.replies(got.sent, [batches[number] for number in numbers], rngs)
             drew = drew or any(rng.draws > 0 for rng in rngs)
             task.advance(len(numbers))
@@ -378,13 +365,13 @@ class Simulation:
                         threat=threat,
                         crafted=got.tampered,
                         candidates=data,
-                        loss=self._loss,
+                        loss=self.loss,
                     )
                 )
             return seen
 
         count = len(batches)
-        with self._progress.task(f"clients with {name}", None if attack else count) as task:
+        with self.progress.task(f"clients with {name}", None if attack else count) as task:
             if attack is None:
                 seen = replies(honest, range(count))
             else:

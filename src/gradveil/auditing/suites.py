@@ -133,7 +133,11 @@ leads to the picture, and started once."""
 def suite(budget: str, setting: SuiteSetting) -> tuple[str, ...]:
     """The attacks of a budget that can run in a setting, the cheap ones first."""
     upto = list(BUDGETS)[: list(BUDGETS).index(budget) + 1]
-    fitting = [m for m in MEMBERS if m.since in upto and _granted(m, setting) and m.fits(setting)]
+    fitting = []
+    for member in (member for member in MEMBERS if member.since in upto):
+        needs = ATTACKS.build(member.attack, BUDGETS[member.since]).requires
+        if needs <= setting.knows and member.fits(setting):
+            fitting.append(member)
     chosen = [ATTACKS.canonical(spec) for spec in (member.spec(setting) for member in fitting) if spec is not None]
     if not chosen:
         raise GradveilError(
@@ -145,21 +149,17 @@ def suite(budget: str, setting: SuiteSetting) -> tuple[str, ...]:
 
 def suite_for_saved(budget: str, seen: Sequence[Observation]) -> tuple[str, ...]:
     """The attacks that can run on all of these saved exchanges."""
-    each = [suite(budget, _setting_of(one)) for one in seen]
-    return tuple(attack for attack in each[0] if all(attack in others for others in each))
-
-
-def _granted(member: Member, setting: SuiteSetting) -> bool:
-    return ATTACKS.build(member.attack, BUDGETS[member.since]).requires <= setting.knows
-
-
-def _setting_of(one: Observation) -> SuiteSetting:
-    return SuiteSetting(
-        threat=threat_model(one.threat),
-        module=one.module,
-        model=one.model,
-        domain=one.domain,
-        recipe=one.recipe or Recipe(sends=one.kind),
-        batch_size=one.batch_size or 1,
-        saved=True,
-    )
+    settings = [
+        SuiteSetting(
+            threat=threat_model(one.threat),
+            module=one.module,
+            model=one.model,
+            domain=one.domain,
+            recipe=one.recipe or Recipe(sends=one.kind),
+            batch_size=one.batch_size or 1,
+            saved=True,
+        )
+        for one in seen
+    ]
+    first, *others = [suite(budget, setting) for setting in settings]
+    return tuple(attack for attack in first if all(attack in other for other in others))

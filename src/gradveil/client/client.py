@@ -20,7 +20,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
-from gradveil.defenses import Defense, Log, PublicData, Step, defended_step
+from gradveil.defenses import Defense, Log, PublicData, Step, check_model, defended_step
 from gradveil.engine import Request
 from gradveil.models.functional import Functional
 
@@ -64,7 +64,7 @@ class SimulatedClient:
             raise GradveilError(f"on_suspicion is one of {', '.join(get_args(OnSuspicion))}, not {on_suspicion!r}")
         self.on_suspicion, self.recipe, self.loss = on_suspicion, recipe, loss
         self.defense = defense or Defense()
-        self.defense.check(module)
+        check_model(self.defense, module)
         self.model = Functional(module, train_mode=recipe.train_mode)
         if not self.model.params:
             raise GradveilError("all parameters of the model are frozen: there is nothing to train and to send")

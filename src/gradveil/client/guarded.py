@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils.parametrizations import _SpectralNorm
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, RefusedError
 from gradveil.core.seeding import generator
 from gradveil.core.trees import differing, is_plain
 from gradveil.core.types import Batch, Loss, Params
-from gradveil.defenses import Defense, Transform, links_of
+from gradveil.defenses import Defense, Transform, check_model, links_of
 from gradveil.engine import copied_loss
 from gradveil.models import AddsToLoss, Functional, SeveralInputs, joined_inputs, logits_of
 
 
 def refuse(text: str) -> NoReturn:
-    raise GradveilError(text)
+    raise RefusedError(text)
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ def check_arguments(model: nn.Module, loss: Loss, defense: Defense, guarded: set
     for name, p in model.named_parameters():
         if nn.parameter.is_lazy(p) or not is_plain(p) or id(p) in guarded:
             refuse(f"parameter {name!r} has no finite real values yet, or has a guard already: close that one")
-    defense.check(model)
+    check_model(defense, model)
     if defense.reshapes and not any(isinstance(layer, AddsToLoss) for layer in model.modules()):
         refuse("this defense changes the architecture: write model = defense.on_model(model) before the optimizer")
     remove_ghosts(model)  # a copy of a guarded model gets its own guard

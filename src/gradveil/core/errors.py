@@ -1,4 +1,7 @@
-"""Errors a person can act on: one line that names the thing and what would fix it."""
+"""Errors a person can act on: one line that names the thing and what would fix it.
+
+All are a :class:`GradveilError`; the kinds below it are for programs that go on in another way.
+"""
 
 _LONGEST = 2000
 
@@ -16,8 +19,20 @@ class GradveilError(Exception):
         super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in line))
 
 
-class UnknownNameError(GradveilError):
+class SpecError(GradveilError):
+    """A spec such as ``noise:sigma=0.1`` that cannot be read."""
+
+
+class UnknownNameError(SpecError):
     """A name that no registry holds."""
+
+
+class UnfitModelError(GradveilError):
+    """A model on which a defense cannot work."""
+
+
+class RefusedError(GradveilError):
+    """A guard refused a step, because something would have left undefended."""
 
 
 class StrategyError(GradveilError):

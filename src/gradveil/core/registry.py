@@ -23,7 +23,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-from gradveil.core.errors import GradveilError, UnknownNameError
+from gradveil.core.errors import SpecError, UnknownNameError
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -114,19 +114,19 @@ def parse_options(
     """The raw options of a spec as values of the annotated types.
 
     Raises:
-        GradveilError: if one is not known, is missing, or cannot be read as its type.
+        SpecError: if one is not known, is missing, or cannot be read as its type.
     """
     options = {}
     for key, text in raw.items():
         if key not in known:
             listed = ", ".join(f"{k}={_show(p.default)}" for k, p in known.items()) or "none"
-            raise GradveilError(f"{kind} {name!r} has no option {key!r}; its options: {listed}")
+            raise SpecError(f"{kind} {name!r} has no option {key!r}; its options: {listed}")
         options[key] = value = _convert(text, known[key].annotation, f"{kind} {name}: option {key}")
         if isinstance(value, float) and not math.isfinite(value):  # a search with it finds nothing, and looks safe
-            raise GradveilError(f"{kind} {name}: {key}={text} is not a finite number")
+            raise SpecError(f"{kind} {name}: {key}={text} is not a finite number")
     for key, p in known.items():
         if p.default is p.empty and key not in options:
-            raise GradveilError(f"{kind} {name!r} needs {key}=...: write {name}:{key}=VALUE")
+            raise SpecError(f"{kind} {name!r} needs {key}=...: write {name}:{key}=VALUE")
     return options
 
 
@@ -137,9 +137,9 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     for part in filter(None, (piece.strip() for piece in rest.split(","))):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise GradveilError(f"cannot read {part!r} in {spec!r}; write NAME:OPTION=VALUE,OPTION=VALUE")
+            raise SpecError(f"cannot read {part!r} in {spec!r}; write NAME:OPTION=VALUE,OPTION=VALUE")
         if key.strip() in raw:
-            raise GradveilError(f"option {key.strip()!r} stands twice in {spec!r}")
+            raise SpecError(f"option {key.strip()!r} stands twice in {spec!r}")
         raw[key.strip()] = value.strip()
     return name.strip(), raw
 
@@ -168,27 +168,27 @@ def _convert(text: str, hint: Any, what: str) -> Any:
     if typing.get_origin(hint) is Literal:
         choices = {str(choice): choice for choice in typing.get_args(hint)}
         if text not in choices:
-            raise GradveilError(f"{what} is one of {', '.join(choices)}, not {text!r}")
+            raise SpecError(f"{what} is one of {', '.join(choices)}, not {text!r}")
         return choices[text]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         members = typing.get_args(hint)
         if type(None) in members and text.lower() == "none":
             return None
-        complaint = GradveilError(f"{what} cannot be {text!r}")
+        complaint = SpecError(f"{what} cannot be {text!r}")
         for member in (m for m in members if m is not type(None)):
             try:
                 return _convert(text, member, what)
-            except GradveilError as error:
+            except SpecError as error:
                 complaint = error
         raise complaint
     if hint is bool:
         if text.lower() not in ("true", "false"):
-            raise GradveilError(f"{what} is true or false, not {text!r}")
+            raise SpecError(f"{what} is true or false, not {text!r}")
         return text.lower() == "true"
     if hint in (int, float):
         try:
             return hint(text)
         except ValueError:
             kind = "a whole number" if hint is int else "a number"
-            raise GradveilError(f"{what} is {kind}, not {text!r}") from None
+            raise SpecError(f"{what} is {kind}, not {text!r}") from None
     return text

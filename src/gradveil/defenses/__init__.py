@@ -2,7 +2,18 @@
 
 from gradveil.defenses.accounting import Ledger
 from gradveil.defenses.ats import ATS
-from gradveil.defenses.base import DEFENSES, Chain, Defense, Log, Step, Transform, check_result, defended_step, links_of
+from gradveil.defenses.base import (
+    DEFENSES,
+    Chain,
+    Defense,
+    Log,
+    Step,
+    Transform,
+    check_model,
+    check_result,
+    defended_step,
+    links_of,
+)
 from gradveil.defenses.censor import Censor
 from gradveil.defenses.clip import Clip, ClipExamples
 from gradveil.defenses.dcs2 import DCS2, DCS2Plus
@@ -18,5 +29,5 @@ from gradveil.defenses.sparsify import Sparsify
 __all__ = [
     "ATS", "DCS2", "DEFENSES", "DP", "Censor", "Chain", "Clip", "ClipExamples", "DCS2Plus", "Defense", "GradDefense",
     "Ledger", "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform",
-    "check_result", "defended_step", "links_of",
+    "check_model", "check_result", "defended_step", "links_of",
 ]  # fmt: skip

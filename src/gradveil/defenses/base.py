@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, UnfitModelError
 from gradveil.core.registry import F, Registry, describe_object, split_spec
 from gradveil.core.streams import Stream
 from gradveil.core.trees import all_finite, is_dense
@@ -236,6 +236,14 @@ class Transform(Defense):
 
     def on_update(self, update: Params, rng: Stream, log: Log) -> Params:
         return self.transform(update, rng, log) if self.at == "update" else update
+
+
+def check_model(defense: Defense, model: nn.Module) -> None:
+    """Raise an UnfitModelError if the defense cannot work on the model."""
+    try:
+        defense.check(model)
+    except GradveilError as error:
+        raise UnfitModelError(str(error)) from error
 
 
 def defended_step(defense: Defense, gradient: Params, step: Step, *, finite: bool = True) -> Params:
