@@ -93,6 +93,23 @@ class Channel:
     def noisy(self) -> bool:
         return self.noise is not None or self.sometimes is not None or bool(self.noise_by_tensor)
 
+    def then(self, link: Channel) -> Channel:
+        """What is left after one more link, as one channel whose bound and noise are those of what was sent.
+
+        Spans and right angles are left out: they change what can be compared at all.
+        """
+        bound, per = (self.bound, self.per) if link.bound is None else (link.bound * sum(link.counted), link.per)
+        return Channel(
+            bound=bound,
+            per=per,
+            noise=(self.noise or 0.0) + (link.noise or 0.0) * sum(weight**2 for weight in link.counted),
+            noise_by_tensor=link.noise_by_tensor or self.noise_by_tensor,
+            sometimes=link.sometimes or self.sometimes,
+            pieces=link.pieces or self.pieces,
+            zeroed=self.zeroed | link.zeroed,
+            largest=self.largest or link.largest,
+        )
+
 
 def estimate(reply: Params) -> Channel:
     """The channel that an update went through, from the update alone."""
