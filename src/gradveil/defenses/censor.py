@@ -9,13 +9,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from gradveil.core.graphs import Replayed
 from gradveil.core.streams import Stream
@@ -24,9 +23,9 @@ from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses.base import DEFENSES, Defense, Step
 from gradveil.defenses.public import public_images, refuse_private
 from gradveil.defenses.shared import ExampleGradients, remembered
+from gradveil.defenses.soteria import Pair, PlainConvolutions
 from gradveil.models.functional import AddsToLoss, Functional
 
-Pair = tuple[int, int]
 POOL = 50
 """Public images to choose from, or as many as there are trials if that is more."""
 CANDIDATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**30}
@@ -358,26 +357,21 @@ class _While(nn.Module):
         return function()
 
 
-class ConvolutionsAsProducts(TorchFunctionMode):
-    """Plain small convolutions of images as products of weights and patches.
+class ConvolutionsAsProducts(PlainConvolutions):
+    """Small convolutions as products of weights and patches.
 
     Batched over weights, a convolution becomes a grouped one, which takes cuDNN longer to begin than to do if it is
     small.
     """
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.conv2d and not kwargs and args[5:] == ((1, 1), 1) and not isinstance(args[4], str):
-            inputs, weight, bias, stride, padding = args[:5]
-            patches = _patches(inputs, weight.shape[2:], stride, padding)
-            if patches[0].numel() <= PATCHES:
-                rows = patches.flatten(3) @ weight.flatten(1).T
-                return (rows if bias is None else rows + bias).permute(0, 3, 1, 2)
-        return func(*args, **(kwargs or {}))
-
-
-def _patches(inputs: Tensor, size: Sequence[int], stride: Pair, padding: Pair) -> Tensor:
-    """A view [n, H, W, C, down, across]. Tensor.unfold is an operation that vmap knows; im2col it would take apart."""
-    padded = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
-    return padded.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1]).permute(0, 2, 3, 1, 4, 5)
+    def convolved(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor | None:
+        padded = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
+        # a view [n, H, W, C, down, across]: vmap knows Tensor.unfold, and would take im2col apart
+        patches = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
+        patches = patches.permute(0, 2, 3, 1, 4, 5)
+        if patches[0].numel() > PATCHES:
+            return None
+        rows = patches.flatten(3) @ weight.flatten(1).T
+        return (rows if bias is None else rows + bias).permute(0, 3, 1, 2)

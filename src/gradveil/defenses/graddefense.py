@@ -189,7 +189,16 @@ class Estimate:
         self.root, self.probes = root, probes
         self.loss = step.loss  # kept, so that no other loss gets its id
         self._repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
-        self._right = _rightly_summed(replace(step, batch=root)) if probes else []
+        self._right: list[str] = []
+        """Tensors whose sums are those of the gradient: what a layer lends to another would be missed."""
+        if probes:
+            with without_tf32():  # else sums differ by rounding alone
+                sums = sums_by_example(step, Batch(root.inputs.detach().requires_grad_(), root.labels))
+                gradient = step.gradient(root)
+            for name, each in map_each(torch.Tensor.detach, sums).items():
+                total, size = (part.to(each.device) for part in (gradient[name].sum(), gradient[name].abs().sum()))
+                if (each.sum() - total).abs() <= 1e-3 * each.abs().sum() + 1e-5 * size:
+                    self._right.append(name)
         self._norms = Replayed(self._norms_along)
         self._step: Step | None = None
 
@@ -210,38 +219,17 @@ class Estimate:
         params, frozen, buffers, directions = given
         assert self._step is not None
         step = replace(self._step, params=params, frozen=frozen, model=self._step.model.with_buffers(buffers))
-        parts = [
-            _slopes(step, self._repeated.take(part), directions[part], (part.stop - part.start) / len(self.root))
-            for part in _parts(self._repeated)
-        ]
-        slopes = torch.cat([torch.stack([part[name] for name in self._right]) for part in parts], dim=1)
+        found = []
+        for part in _parts(self._repeated):
+            some, weight = self._repeated.take(part), (part.stop - part.start) / len(self.root)
+            still = torch.zeros(len(some), device=some.inputs.device, dtype=some.inputs.dtype)
+            with forward_ad.dual_level():
+                inputs = forward_ad.make_dual(some.inputs.detach().requires_grad_(), directions[part])  # type: ignore[no-untyped-call]
+                sums = sums_by_example(step, Batch(inputs, some.labels))
+                moved = [forward_ad.unpack_dual(weight * sums[name]).tangent for name in self._right]  # type: ignore[no-untyped-call]
+                found.append(torch.stack([still if tangent is None else tangent.detach() for tangent in moved]))
+        slopes = torch.cat(found, dim=1)
         return slopes.view(len(slopes), self.probes, -1).square().mean(1).sqrt().mean(1) / mean_of_root(self.probes)
-
-
-def _rightly_summed(step: Step) -> list[str]:
-    """Tensors whose sums over examples are those of the gradient: one that a layer lends to another would be missed."""
-    with without_tf32():  # else sums differ by rounding alone
-        watched = Batch(step.batch.inputs.detach().requires_grad_(), step.batch.labels)
-        sums = map_each(torch.Tensor.detach, sums_by_example(step, watched))
-        gradient = step.gradient()
-    return [
-        name
-        for name, each in sums.items()
-        if (each.sum() - gradient[name].sum().to(each.device)).abs()
-        <= 1e-3 * each.abs().sum() + 1e-5 * gradient[name].abs().sum().to(each.device)
-    ]
-
-
-def _slopes(step: Step, part: Batch, direction: Tensor, weight: float) -> Params:
-    """[n] by tensor: how the sum of each example's gradient moves along a direction of the input."""
-    with forward_ad.dual_level():
-        inputs = forward_ad.make_dual(part.inputs.detach().requires_grad_(), direction)  # type: ignore[no-untyped-call]
-        tangents = {
-            name: forward_ad.unpack_dual(weight * total).tangent  # type: ignore[no-untyped-call]
-            for name, total in sums_by_example(step, Batch(inputs, part.labels)).items()
-        }
-        still = torch.zeros(len(part), device=part.inputs.device, dtype=part.inputs.dtype)
-        return {name: still if tangent is None else tangent.detach() for name, tangent in tangents.items()}
 
 
 def sums_by_example(step: Step, batch: Batch) -> Params:

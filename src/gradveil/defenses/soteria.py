@@ -30,28 +30,20 @@ from gradveil.models import Representation, classifier
 
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 """So many input entries are differentiated together, by kind of device: more gains nothing and costs memory."""
-
 PROBES = 8
 """Random directions of one look at all entries."""
-
 LEAST_PROBES = 16
 """Fewer make estimates whose errors have longer tails than the margin counts on."""
-
 MARGIN = 3.5
 """Standard errors between an estimate and the threshold from which on the entry counts as settled."""
-
 ROWS = 64
 """Entries whose exact norms a GPU computes in one call."""
-
 PARTS = 4
 """Exact norms are computed for so many parts of the batch, one after the other, while they are needed."""
-
 WORTH_SCREENING = 1000
 """Entries times examples from which on random probes settle more than they cost: see docs/defenses/soteria.md."""
-
 SMALL_WORK = 10**10
 """Entries times examples times parameters up to which an accelerator gets all exact norms before probes are started."""
-
 
 Pull = Callable[[Tensor], tuple[Tensor]]
 Pair = tuple[int, int]
@@ -312,39 +304,51 @@ def _doubtful(terms: Tensor, unsure: Tensor, score: Score, count: int) -> Tensor
     return (priority - threshold).abs() <= MARGIN * unsure.sum(0).sqrt()
 
 
-class StridesUnfolded(TorchFunctionMode):
-    """Each convolution of images with an equal stride s becomes one of stride 1 on blocks of s x s pixels.
+class PlainConvolutions(TorchFunctionMode):
+    """While it lasts, convolutions of images in one group and without dilation may be computed in another way."""
 
-    A CPU takes seven times as long for the slope in the inputs of LeNet's first layer as for the layer itself; through
-    the plain convolution it takes as long.
-    """
+    def convolved(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor | None:
+        """The same result in another way; None: as usual."""
+        raise NotImplementedError
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.conv2d and not kwargs and args[5:] == ((1, 1), 1) and not isinstance(args[4], str):
-            inputs, weight, bias, stride, padding = args[:5]
-            if inputs.dim() == 4 and stride[0] == stride[1] > 1:
-                return _unfolded(inputs, weight, bias, stride[0], padding)
+            found = self.convolved(*args[:5])
+            if found is not None:
+                return found
         return func(*args, **(kwargs or {}))
 
 
-def _unfolded(inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Pair) -> Tensor:
-    """With a = stride A + i and b = stride B + j, out(y, x) sums pixel (i, j) of block (y + A, x + B) by weight (a, b).
+class StridesUnfolded(PlainConvolutions):
+    """Each convolution with an equal stride s becomes one of stride 1 on blocks of s x s pixels.
 
-    Weights are filled up with zeros to whole blocks, and inputs as far as these reach.
+    A CPU takes seven times as long for the slope in the inputs of LeNet's first layer as for the layer itself; through
+    the plain convolution it takes as long.
+
+    With a = s A + i and b = s B + j, out(y, x) sums pixel (i, j) of block (y + A, x + B) by weight (a, b). Weights are
+    filled up with zeros to whole blocks, and inputs as far as these reach.
     """
-    blocks = [-(-side // stride) for side in weight.shape[2:]]
-    filled = [count * stride - side for count, side in zip(blocks, weight.shape[2:], strict=True)]
-    sides = zip(inputs.shape[2:], weight.shape[2:], padding, blocks, strict=True)
-    after = [((side + 2 * pad - kernel) // stride + count) * stride - side - pad for side, kernel, pad, count in sides]
-    padded = F.pad(inputs, (padding[1], after[1], padding[0], after[0]))
-    kernel = F.pad(weight, (0, filled[1], 0, filled[0]))
-    return F.conv2d(_blocks(padded, stride), _blocks(kernel, stride), bias)
 
+    def convolved(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor | None:
+        step = stride[0]
+        if inputs.dim() != 4 or not stride[1] == step > 1:
+            return None
 
-def _blocks(images: Tensor, size: int) -> Tensor:
-    """[n, C, H, W] as [n, C size size, H / size, W / size]; torch's pixel_unshuffle takes six times as long back."""
-    count, channels, height, width = images.shape
-    apart = images.view(count, channels, height // size, size, width // size, size).permute(0, 1, 3, 5, 2, 4)
-    return apart.reshape(count, channels * size * size, height // size, width // size)
+        def blocks(images: Tensor) -> Tensor:
+            """[n, C s s, H / s, W / s]; torch's pixel_unshuffle takes six times as long back."""
+            count, channels, height, width = images.shape
+            apart = images.view(count, channels, height // step, step, width // step, step).permute(0, 1, 3, 5, 2, 4)
+            return apart.reshape(count, channels * step * step, height // step, width // step)
+
+        counts = [-(-side // step) for side in weight.shape[2:]]
+        filled = [count * step - side for count, side in zip(counts, weight.shape[2:], strict=True)]
+        sides = zip(inputs.shape[2:], weight.shape[2:], padding, counts, strict=True)
+        after = [((side + 2 * pad - kernel) // step + count) * step - side - pad for side, kernel, pad, count in sides]
+        padded = F.pad(inputs, (padding[1], after[1], padding[0], after[0]))
+        return F.conv2d(blocks(padded), blocks(F.pad(weight, (0, filled[1], 0, filled[0]))), bias)
