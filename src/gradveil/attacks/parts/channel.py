@@ -25,7 +25,7 @@ from gradveil.threat.observation import Observation
 Per = Literal["tensor", "update", "example"]
 """What is clipped: each tensor, all of them together, or the gradient of each example."""
 
-OfMoments = Callable[[dict[str, Moments]], dict[str, Moments]]
+ChangeMoments = Callable[[dict[str, Moments]], dict[str, Moments]]
 
 _LARGE = 100
 """Entries from which on a tensor's share of zeros means something."""
@@ -135,7 +135,7 @@ class Adjustment:
         """What is compared instead of a candidate's update and the reply; differentiable, and safe under vmap."""
         return update, reply
 
-    def of_moments(self, given: Given) -> OfMoments | None:  # noqa: ARG002
+    def of_moments(self, given: Given) -> ChangeMoments | None:  # noqa: ARG002
         """The moments of what is compared, from those of updates and replies; None where they do not tell."""
         return lambda found: found
 
@@ -175,7 +175,7 @@ class Estimated(Adjustment):
             )
         return trusted(own), trusted(reply)
 
-    def of_moments(self, given: Given) -> OfMoments | None:
+    def of_moments(self, given: Given) -> ChangeMoments | None:
         def treated(name: str, product: Tensor, square: Tensor, observed: Tensor) -> Moments:
             shrunk, trust = _shrunk(square, given["bound"]), given["trust"][name].square()
             return Moments(trust * shrunk * product, trust * shrunk.square() * square, trust * observed)
