@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ from gradveil.core.graphs import Replayed
 from gradveil.core.streams import Stream
 from gradveil.core.trees import exact_norms, map_each
 from gradveil.core.types import Batch, Loss, Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, InRound, Step
 from gradveil.defenses.public import public_images, refuse_private
 from gradveil.defenses.shared import ExampleGradients, remembered
 from gradveil.defenses.soteria import Pair, PlainConvolutions
@@ -70,7 +71,7 @@ class Censor(Defense):
     def for_round(self, start: Step) -> Defense:
         """Public images, where some are needed, are read once for a local run."""
         pool = self._public_pool(start)
-        return self if pool is None else _CensorRound(self, pool)
+        return self if pool is None else InRound(partial(self.censored, pool=pool))
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.censored(gradient, step, self._public_pool(step))
@@ -90,6 +91,8 @@ class Censor(Defense):
         if not active:
             step.log.add("cosine", 1.0)
             return gradient
+        if pool is not None:
+            refuse_private(pool, step.batch.inputs, "censor")
         with torch.no_grad():
             flat = Flat(gradient)
             original = flat.joined(gradient)
@@ -158,17 +161,6 @@ class Censor(Defense):
         order, examples = step.rng.permutation(len(pool), pool.labels.device), ExampleGradients(step)
         for some in ranges:
             yield flat.joined(examples.gradients(pool.take(order[some])), leading=1)
-
-
-class _CensorRound(Defense):
-    """One local run with its public images."""
-
-    def __init__(self, options: Censor, pool: Batch) -> None:
-        self.options, self.pool = options, pool
-
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        refuse_private(self.pool, step.batch.inputs, "censor")
-        return self.options.censored(gradient, step, self.pool)
 
 
 class Flat:

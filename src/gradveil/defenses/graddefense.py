@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -22,7 +23,7 @@ from gradveil.core.precise import without_tf32
 from gradveil.core.streams import Stream
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, InRound, Step
 from gradveil.defenses.clip import mean_over_examples, refuse_shared_statistics, sharing_layer, shrinkage
 from gradveil.defenses.public import public_images, refuse_private
 from gradveil.defenses.shared import remembered
@@ -58,7 +59,7 @@ class GradDefense(Defense):
         return self.bound is not None
 
     def for_round(self, start: Step) -> Defense:
-        return _GradDefenseRound(self, self._estimate(start).root, self.slices_of(start))
+        return InRound(partial(self.perturb, root=self._estimate(start).root, where=self.slices_of(start)))
 
     def slices_of(self, start: Step) -> Params:
         """For every entry the number of its slice.
@@ -88,41 +89,33 @@ class GradDefense(Defense):
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.for_round(step).on_gradient(gradient, step)
 
-
-class _GradDefenseRound(Defense):
-    """One local run: ``where`` says for every entry of every tensor in which slice it lies."""
-
-    def __init__(self, options: GradDefense, root: Batch, where: Params) -> None:
-        self.options, self.root, self.where = options, root, where
-
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        options, rng = self.options, step.rng
-        refuse_private(self.root, step.batch.inputs, "graddefense")
-        chosen = torch.zeros(options.slices, dtype=torch.bool)
-        chosen[rng.permutation(options.slices)[: options.perturbed]] = True
-        hit = map_each(lambda index: chosen.to(index.device)[index.long()], self.where)
-        if options.bound is not None:
-            clipped = self._clipped(step, options.bound)
+    def perturb(self, gradient: Params, step: Step, root: Batch, where: Params) -> Params:
+        """What is sent; ``where`` says for every entry of every tensor in which slice it lies."""
+        refuse_private(root, step.batch.inputs, "graddefense")
+        chosen = torch.zeros(self.slices, dtype=torch.bool)
+        chosen[step.rng.permutation(self.slices)[: self.perturbed]] = True
+        hit = map_each(lambda index: chosen.to(index.device)[index.long()], where)
+        if self.bound is not None:
+            clipped = self._clipped(step, where, self.bound)
             gradient = map_each(torch.where, {name: hit[name] for name in gradient}, clipped, gradient)
-
         share = sum(int(inside.sum()) for inside in hit.values()) / sum(inside.numel() for inside in hit.values())
         step.log.add("perturbed", share)
-        return map_each(torch.where, hit, rng.noised(gradient, options.sigma), gradient)
+        return map_each(torch.where, hit, step.rng.noised(gradient, self.sigma), gradient)
 
-    def _clipped(self, step: Step, bound: float) -> Params:
+    def _clipped(self, step: Step, where: Params, bound: float) -> Params:
         """The mean of the examples' gradients, the part of each in every slice scaled to at most ``bound``."""
         refuse_shared_statistics(step, "graddefense: bound")
-        device = next(iter(self.where.values())).device
+        device = next(iter(where.values())).device
 
         def shrunk(each: Params) -> Params:
             n = len(next(iter(each.values())))
-            squares = torch.zeros(n, self.options.slices, device=device)
+            squares = torch.zeros(n, self.slices, device=device)
             for name, g in each.items():
-                index = self.where[name].flatten().long()
-                part = torch.zeros(n, self.options.slices, device=g.device, dtype=g.dtype)
+                index = where[name].flatten().long()
+                part = torch.zeros(n, self.slices, device=g.device, dtype=g.dtype)
                 squares = squares + part.index_add(1, index, g.flatten(1).square()).to(squares)
             factors = shrinkage(squares.sqrt(), bound)
-            return map_each(lambda g, index: g * factors.to(g)[:, index.long()], each, self.where)
+            return map_each(lambda g, index: g * factors.to(g)[:, index.long()], each, where)
 
         return mean_over_examples(step, shrunk)
 

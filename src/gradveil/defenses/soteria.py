@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, cast
 
 import torch
@@ -23,7 +23,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.graphs import Replayed
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, InRound, Step
 from gradveil.defenses.clip import sharing_layer
 from gradveil.defenses.shared import remembered
 from gradveil.models import Representation, classifier
@@ -79,15 +79,50 @@ class Soteria(Defense):
 
     def for_round(self, start: Step) -> Defense:
         module = start.model.module
-        return _SoteriaRound(
-            self, remembered(module, ("soteria", self.layer), lambda: _Layout(module, self.layer, start))
-        )
+        layout = remembered(module, ("soteria", self.layer), lambda: Layout(module, self.layer, start))
+        if layout.sharing is not None and self.probes:
+            raise GradveilError(
+                f"defense soteria: probes need examples that do not influence each other, but layer {layout.sharing!r} "
+                "takes statistics over the batch: use eval mode, or leave probes out"
+            )
+        return InRound(partial(self.prune, layout=layout))
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.for_round(step).on_gradient(gradient, step)
 
+    def prune(self, gradient: Params, step: Step, layout: Layout) -> Params:
+        """What is sent."""
+        if layout.weight not in gradient:  # a frozen layer sends nothing that could be pruned
+            step.log.add("pruned", 0.0)
+            return gradient
+        columns, sent = self._columns(step, layout), gradient[layout.weight]
+        step.log.add("pruned", len(columns) / sent.shape[1])
+        return {**gradient, layout.weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
 
-class _Layout:
+    def _columns(self, step: Step, layout: Layout) -> Tensor:
+        """The columns to zero."""
+        rows = RowNorms(layout, {**step.model.buffers, **step.frozen, **step.params}, step.batch.inputs)
+        values, score = rows.values, Score(self.score == "paper", self.offset)
+        features, width = values.shape[1], step.params[layout.weight].shape[1]
+        if features != width:
+            raise GradveilError(
+                f"defense soteria: {layout.layer!r} takes {features // width} vectors per example, not "
+                "one; choose a layer= behind the pooling"
+            )
+        count = round(self.rate * features)
+        if not self.probes and 0 < count < features and self.screen:
+            # probes and parts of a batch need examples that stand alone, and enough work to save
+            shapes = {name: buffer.shape for name, buffer in step.model.module.named_buffers()}
+            drawn = any(buffer.shape != shapes[name] for name, buffer in step.model.buffers.items())
+            work = values.numel() * sum(tensor.numel() for tensor in step.params.values())
+            small = values.device.type != "cpu" and work < SMALL_WORK
+            if layout.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small:
+                return screened(rows, score, count, step.rng)
+        norms = rows.estimated(self.probes, step.rng) if self.probes else rows.exact()
+        return score.first(score(values, norms).sum(0), count)
+
+
+class Layout:
     """What is known of a model: which function gives the representation, and which gradient loses columns."""
 
     def __init__(self, module: nn.Module, layer: str, start: Step) -> None:
@@ -124,51 +159,6 @@ class _Layout:
         with unfolded:
             values, pull = vjp(lambda x: self.representation(x, at), inputs)  # type: ignore[misc]  # three with has_aux alone
         return values, pull
-
-
-class _SoteriaRound(Defense):
-    """One local run."""
-
-    def __init__(self, options: Soteria, layout: _Layout) -> None:
-        self.options, self.layout, self.score = options, layout, Score(options.score == "paper", options.offset)
-        if layout.sharing is not None and options.probes:
-            raise GradveilError(
-                f"defense soteria: probes need examples that do not influence each other, but layer {layout.sharing!r} "
-                "takes statistics over the batch: use eval mode, or leave probes out"
-            )
-
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        weight = self.layout.weight
-        if weight not in gradient:  # a frozen layer sends nothing that could be pruned
-            step.log.add("pruned", 0.0)
-            return gradient
-        columns, sent = self._columns(step), gradient[weight]
-        step.log.add("pruned", len(columns) / sent.shape[1])
-        return {**gradient, weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
-
-    def _columns(self, step: Step) -> Tensor:
-        """The columns to zero."""
-        options = self.options
-        rows = RowNorms(self.layout, {**step.model.buffers, **step.frozen, **step.params}, step.batch.inputs)
-        features, width = rows.values.shape[1], step.params[self.layout.weight].shape[1]
-        if features != width:
-            raise GradveilError(
-                f"defense soteria: {self.layout.layer!r} takes {features // width} vectors per example, not "
-                "one; choose a layer= behind the pooling"
-            )
-        count = round(options.rate * features)
-        if not options.probes and 0 < count < features and options.screen and self._worth_screening(rows.values, step):
-            return screened(rows, self.score, count, step.rng)
-        norms = rows.estimated(options.probes, step.rng) if options.probes else rows.exact()
-        return self.score.first(self.score(rows.values, norms).sum(0), count)
-
-    def _worth_screening(self, values: Tensor, step: Step) -> bool:
-        """Probes and parts of a batch need examples that stand alone, and enough work to save."""
-        shapes = {name: buffer.shape for name, buffer in step.model.module.named_buffers()}
-        drawn = any(buffer.shape != shapes[name] for name, buffer in step.model.buffers.items())
-        work = values.numel() * sum(tensor.numel() for tensor in step.params.values())
-        small = values.device.type != "cpu" and work < SMALL_WORK
-        return self.layout.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small
 
 
 @dataclass(frozen=True)
@@ -216,7 +206,7 @@ class RowNorms:
     The derivative is that of the sum of r_i over the batch by one example, which in eval mode is its own r_i.
     """
 
-    def __init__(self, layout: _Layout, at: Params, inputs: Tensor) -> None:
+    def __init__(self, layout: Layout, at: Params, inputs: Tensor) -> None:
         self._layout, self._at, self._inputs = layout, at, inputs
 
     @cached_property
