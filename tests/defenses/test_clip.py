@@ -542,7 +542,13 @@ def test_examples_in_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     step = in_double(step_on("lenet:init=wide", examples=5)[1])
     at_once = DEFENSES.build("clip:bound=1,per=example").on_gradient(step.gradient(), step)
     monkeypatch.setattr(clip, "ENTRIES_AT_ONCE", 2 * sum(p.numel() for p in step.params.values()))
-    sizes = [len(each["fc.bias"]) for each in clip._in_chunks(step)]
+    sizes: list[int] = []
+
+    def noted(each: Params) -> Params:
+        sizes.append(len(each["fc.bias"]))
+        return each
+
+    clip.mean_over_examples(step, noted)
     assert sizes == [2, 2, 1]
     in_chunks = DEFENSES.build("clip:bound=1,per=example").on_gradient(step.gradient(), step)
     for name, g in at_once.items():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -117,13 +116,14 @@ def test_without_any_sensitivity_slices_have_equal_sizes() -> None:
 
 def test_half_of_the_slices_get_noise_of_that_deviation_and_the_others_stay() -> None:
     gradient, step = step_on("lenet:init=wide")
-    run: Any = DEFENSES.build("graddefense:sigma=0.3,images=8").for_round(step)
+    defense = GradDefense(sigma=0.3, images=8)
+    run, where = defense.for_round(step), defense.slices_of(step)
     patterns = set()
     for seed in range(6):
         sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(seed)))
         noise = {name: (sent[name] - gradient[name]).flatten() for name in gradient}
         flat = torch.cat([*noise.values()])
-        index = torch.cat([run.where[name].flatten() for name in gradient]).long()
+        index = torch.cat([where[name].flatten() for name in gradient]).long()
         changed = [bool((flat[index == i] != 0).any()) for i in range(10)]
         assert sum(changed) == 5
         hit = torch.tensor(changed)[index]
@@ -153,18 +153,19 @@ def test_the_run_is_deterministic_and_prepares_once(monkeypatch: pytest.MonkeyPa
 def test_examples_are_clipped_in_the_perturbed_slices_alone() -> None:
     _, step = step_on("lenet:init=wide", examples=3)
     gradient = step.gradient()
-    run: Any = DEFENSES.build("graddefense:sigma=0,bound=0.01,images=8").for_round(step)
+    defense = GradDefense(sigma=0.0, bound=0.01, images=8)
+    run, where = defense.for_round(step), defense.slices_of(step)
     sent = run.on_gradient(gradient, replace(step, rng=Stream.seeded(1)))
     chosen = Stream.seeded(1).permutation(10)[:5].tolist()
     singles = [step.gradient(step.batch.take(slice(i, i + 1))) for i in range(3)]
     for single in singles:
         for part in chosen:
-            squares = [g[run.where[name] == part].square().sum() for name, g in single.items()]
+            squares = [g[where[name] == part].square().sum() for name, g in single.items()]
             factor = min(1.0, 0.01 / float(torch.stack(squares).sum().sqrt()))
             for name, g in single.items():
-                g[run.where[name] == part] *= factor
+                g[where[name] == part] *= factor
     for name, g in gradient.items():
-        inside = sum(run.where[name] == part for part in chosen).bool()
+        inside = sum(where[name] == part for part in chosen).bool()
         expected = sum(single[name] for single in singles) / 3
         assert torch.allclose(sent[name][inside], expected[inside], rtol=1e-3, atol=1e-8)
         assert torch.equal(sent[name][~inside], g[~inside])

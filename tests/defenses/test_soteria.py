@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import doctest
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -99,8 +98,8 @@ def test_screening_finds_the_same_columns_in_a_large_batch_with_a_part_of_the_wo
 def test_settled_entries_are_settled_as_their_margin_says() -> None:
     """Estimates of a probe differ from exact scores by as many standard errors as normal numbers do."""
     _, step = step_on("lenet:init=wide", examples=16)
-    run: Any = DEFENSES.build("soteria").for_round(step)
-    rows = soteria.RowNorms(run.layout, step.params, step.batch.inputs)
+    layout = soteria.Layout(step.model.module, "classifier", step)
+    rows = soteria.RowNorms(layout, step.params, step.batch.inputs)
     norms = rows.exact()
     for score in (soteria.Score(paper=True), soteria.Score(paper=False)):
         bias, variance = score.bias_and_variance(16)
@@ -209,11 +208,11 @@ def test_the_mean_of_a_root_is_as_in_its_examples() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_finds_the_same_norms_however_many_rows_are_asked_for() -> None:
     _, step = step_on("lenet:init=wide", examples=4)
-    run: Any = DEFENSES.build("soteria").for_round(step)
+    layout = soteria.Layout(step.model.module, "classifier", step)
     at, inputs = step.params, step.batch.inputs
-    exact = soteria.RowNorms(run.layout, at, inputs).exact()
+    exact = soteria.RowNorms(layout, at, inputs).exact()
     there = {name: tensor.cuda() for name, tensor in at.items()}
     with without_tf32():
-        rows = soteria.RowNorms(run.layout, there, inputs.cuda())
+        rows = soteria.RowNorms(layout, there, inputs.cuda())
         for entries in (torch.arange(768), torch.tensor([5, 700]), torch.arange(100, 300)):
             torch.testing.assert_close(rows.exact(entries.cuda()).cpu(), exact[:, entries], rtol=1e-4, atol=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -61,13 +60,9 @@ def test_tensors_that_nobody_edits_are_loaded_once() -> None:
 
 
 @pytest.fixture
-def tf32_allowed() -> Iterator[None]:
-    before = [bool(flags.allow_tf32) for flags in FLAGS]
+def tf32_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     for flags in FLAGS:
-        flags.allow_tf32 = True
-    yield
-    for flags, allowed in zip(FLAGS, before, strict=True):
-        flags.allow_tf32 = bool(allowed)
+        monkeypatch.setattr(flags, "allow_tf32", True)
 
 
 @pytest.mark.usefixtures("tf32_allowed")

@@ -16,7 +16,6 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -300,28 +299,19 @@ def _merged(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     entries = tuple((min(sigma, 1e100), rate, steps) for sigma, rate, steps in entries)  # squares stay finite
     whole = [math.sqrt(steps) / sigma for sigma, rate, steps in entries if rate == 1]
     merged = {(1 / math.hypot(*whole), 1.0): 1} if whole else {}
-    sampled = [(min(sigma, HIGHEST_SIGMA), max(rate, LOWEST_RATE), n) for sigma, rate, n in entries if rate < 1]
-    together, width = _totals(sampled), math.log(1.05)
+    sampled: Counter[tuple[float, float]] = Counter()
+    for sigma, rate, steps in entries:
+        if rate < 1:
+            sampled[min(sigma, HIGHEST_SIGMA), max(rate, LOWEST_RATE)] += steps
+    together, width = sampled, math.log(1.05)
     while len(together) > DISTINCT:
-        together = _totals(
-            [
-                (
-                    min(sigma, math.exp(width * math.floor(math.log(sigma) / width))),
-                    min(1.0, max(rate, math.exp(width * math.ceil(math.log(rate) / width)))),
-                    steps,
-                )
-                for sigma, rate, steps in sampled
-            ]
-        )
+        together = Counter()
+        for (sigma, rate), steps in sampled.items():
+            less = min(sigma, math.exp(width * math.floor(math.log(sigma) / width)))
+            more = min(1.0, max(rate, math.exp(width * math.ceil(math.log(rate) / width))))
+            together[less, more] += steps
         width *= 2
     return tuple((*mechanism, steps) for mechanism, steps in sorted({**together, **merged}.items()))
-
-
-def _totals(entries: Iterable[Entry]) -> dict[tuple[float, float], int]:
-    totals: dict[tuple[float, float], int] = {}
-    for sigma, rate, steps in entries:
-        totals[sigma, rate] = totals.get((sigma, rate), 0) + steps
-    return totals
 
 
 def _renyi(entries: tuple[Entry, ...], delta: float, _known: float) -> float:

@@ -24,6 +24,7 @@ from gradveil.defenses.base import DEFENSES, Defense
 
 Operation = Callable[[Tensor, Tensor], Tensor]
 Policy = tuple[int, ...]
+Row = tuple[Tensor | float, Tensor | float, Tensor | float]
 
 _STRONGEST = 9
 _LONGEST = 10
@@ -100,22 +101,22 @@ LIBRARY: tuple[tuple[str, int], ...] = (
 
 def shift_x(images: Tensor, amount: Tensor) -> Tensor:
     """Move the content to the left by a share of the width, to the right below zero; black comes in."""
-    return _nearest(images, _matrix(amount, offset_x=amount * images.shape[3]), 0.0)
+    return _nearest(images, _matrix(amount, x=(1.0, 0.0, amount * images.shape[3])), 0.0)
 
 
 def shift_y(images: Tensor, amount: Tensor) -> Tensor:
     """Move the content up by a share of the height, down below zero; black comes in."""
-    return _nearest(images, _matrix(amount, offset_y=amount * images.shape[2]), 0.0)
+    return _nearest(images, _matrix(amount, y=(0.0, 1.0, amount * images.shape[2])), 0.0)
 
 
 def shear_x(images: Tensor, amount: Tensor) -> Tensor:
     """Move each row to the left by its distance from the top times the amount; black comes in."""
-    return _bicubic(images, _matrix(amount, x_by_y=amount))
+    return _bicubic(images, _matrix(amount, x=(1.0, amount, 0.0)))
 
 
 def shear_y(images: Tensor, amount: Tensor) -> Tensor:
     """Move each column up by its distance from the left times the amount; black comes in."""
-    return _bicubic(images, _matrix(amount, y_by_x=amount))
+    return _bicubic(images, _matrix(amount, y=(amount, 1.0, 0.0)))
 
 
 def rotate(images: Tensor, amount: Tensor) -> Tensor:
@@ -123,16 +124,8 @@ def rotate(images: Tensor, amount: Tensor) -> Tensor:
     angle = amount.float() * (math.pi / 180)
     cosine, sine = angle.cos(), angle.sin()
     x, y = images.shape[3] / 2, images.shape[2] / 2
-    matrix = _matrix(
-        amount,
-        x_by_x=cosine,
-        x_by_y=-sine,
-        offset_x=x - cosine * x + sine * y,
-        y_by_x=sine,
-        y_by_y=cosine,
-        offset_y=y - sine * x - cosine * y,
-    )
-    return _nearest(images, matrix, _GREY)
+    across, down = (cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y)
+    return _nearest(images, _matrix(amount, across, down), _GREY)
 
 
 def crop_and_mirror(images: Tensor, right: Tensor, down: Tensor, mirrored: Tensor) -> Tensor:
@@ -140,7 +133,7 @@ def crop_and_mirror(images: Tensor, right: Tensor, down: Tensor, mirrored: Tenso
     width = images.shape[3]
     across = torch.where(mirrored, -1.0, 1.0)
     offset = torch.where(mirrored, width, 0) + right
-    return _nearest(images, _matrix(across, x_by_x=across, offset_x=offset, offset_y=down), 0.0)
+    return _nearest(images, _matrix(across, x=(across, 0.0, offset), y=(0.0, 1.0, down)), 0.0)
 
 
 def brightness(images: Tensor, amount: Tensor) -> Tensor:
@@ -230,19 +223,9 @@ def _away_from(other: Tensor, images: Tensor, amount: Tensor) -> Tensor:
     return (images + _each(amount).to(images.dtype) * (images - other)).clamp(0, 1)
 
 
-def _matrix(
-    like: Tensor,
-    *,
-    x_by_x: Tensor | float = 1.0,
-    x_by_y: Tensor | float = 0.0,
-    offset_x: Tensor | float = 0.0,
-    y_by_x: Tensor | float = 0.0,
-    y_by_y: Tensor | float = 1.0,
-    offset_y: Tensor | float = 0.0,
-) -> Tensor:
-    """[n, 2, 3]: from where in the picture a pixel is taken, as a map of places (x, y, 1)."""
-    entries = (x_by_x, x_by_y, offset_x, y_by_x, y_by_y, offset_y)
-    columns = [torch.as_tensor(e, dtype=torch.float32, device=like.device).expand(like.shape) for e in entries]
+def _matrix(like: Tensor, x: Row = (1.0, 0.0, 0.0), y: Row = (0.0, 1.0, 0.0)) -> Tensor:
+    """[n, 2, 3]: from which x and y in the picture a pixel is taken, as a map of places (x, y, 1)."""
+    columns = [torch.as_tensor(e, dtype=torch.float32, device=like.device).expand(like.shape) for e in (*x, *y)]
     return torch.stack(columns, dim=-1).view(-1, 2, 3)
 
 

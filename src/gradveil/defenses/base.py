@@ -214,6 +214,16 @@ class Defense:
         return update
 
 
+class InRound(Defense):
+    """A defense in one local run, with what it remembers in it: ``act`` is its ``on_gradient``."""
+
+    def __init__(self, act: Callable[[Params, Step], Params]) -> None:
+        self._act = act
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return self._act(gradient, step)
+
+
 class Transform(Defense):
     """A defense that needs nothing but the tensors: on every local gradient, or once on the outgoing update."""
 

@@ -9,23 +9,23 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from gradveil.core.streams import Stream
 from gradveil.core.trees import exact_norms, map_each
 from gradveil.core.types import Batch, Loss, Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, InRound, Step
 from gradveil.defenses.public import public_images, refuse_private
+from gradveil.defenses.soteria import Pair, PlainConvolutions
 from gradveil.engine import CudaGraphCache, cached, example_gradients
 from gradveil.models import AddsToLoss, Functional, logits_of
 
-Pair = tuple[int, int]
 POOL = 50
 """Public images to choose from, or as many as there are trials if that is more."""
 CANDIDATES_AT_ONCE = {"cpu": 2**26, "cuda": 2**30}
@@ -70,7 +70,7 @@ class Censor(Defense):
     def for_round(self, start: Step) -> Defense:
         """Public images, where some are needed, are read once for a local run."""
         pool = self._public_pool(start)
-        return self if pool is None else _CensorRound(self, pool)
+        return self if pool is None else InRound(partial(self.censored, pool=pool))
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.censored(gradient, step, self._public_pool(step))
@@ -90,6 +90,8 @@ class Censor(Defense):
         if not active:
             step.log.add("cosine", 1.0)
             return gradient
+        if pool is not None:
+            refuse_private(pool, step.batch.inputs, "censor")
         with torch.no_grad():
             flat = Flat(gradient)
             original = flat.joined(gradient)
@@ -158,17 +160,6 @@ class Censor(Defense):
         order = step.rng.permutation(len(pool), pool.labels.device)
         for some in ranges:
             yield flat.joined(example_gradients(step, pool.take(order[some])), leading=1)
-
-
-class _CensorRound(Defense):
-    """One local run with its public images."""
-
-    def __init__(self, options: Censor, pool: Batch) -> None:
-        self.options, self.pool = options, pool
-
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        refuse_private(self.pool, step.batch.inputs, "censor")
-        return self.options.censored(gradient, step, self.pool)
 
 
 class Flat:
@@ -359,26 +350,21 @@ class _While(nn.Module):
         return function()
 
 
-class ConvolutionsAsProducts(TorchFunctionMode):
-    """Plain small convolutions of images as products of weights and patches.
+class ConvolutionsAsProducts(PlainConvolutions):
+    """Small convolutions as products of weights and patches.
 
     Batched over weights, a convolution becomes a grouped one, which takes cuDNN longer to begin than to do if it is
     small.
     """
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.conv2d and not kwargs and args[5:] == ((1, 1), 1) and not isinstance(args[4], str):
-            inputs, weight, bias, stride, padding = args[:5]
-            patches = _patches(inputs, weight.shape[2:], stride, padding)
-            if patches[0].numel() <= PATCHES:
-                rows = patches.flatten(3) @ weight.flatten(1).T
-                return (rows if bias is None else rows + bias).permute(0, 3, 1, 2)
-        return func(*args, **(kwargs or {}))
-
-
-def _patches(inputs: Tensor, size: Sequence[int], stride: Pair, padding: Pair) -> Tensor:
-    """A view [n, H, W, C, down, across]. Tensor.unfold is an operation that vmap knows; im2col it would take apart."""
-    padded = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
-    return padded.unfold(2, size[0], stride[0]).unfold(3, size[1], stride[1]).permute(0, 2, 3, 1, 4, 5)
+    def convolved(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor | None:
+        padded = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
+        # a view [n, H, W, C, down, across]: vmap knows Tensor.unfold, and would take im2col apart
+        patches = padded.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[1])
+        patches = patches.permute(0, 2, 3, 1, 4, 5)
+        if patches[0].numel() > PATCHES:
+            return None
+        rows = patches.flatten(3) @ weight.flatten(1).T
+        return (rows if bias is None else rows + bias).permute(0, 3, 1, 2)

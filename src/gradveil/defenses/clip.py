@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -159,16 +159,12 @@ def _formed(step: Step, bound: float) -> tuple[Params, float]:
 def mean_over_examples(step: Step, change: Callable[[Params], Params]) -> Params:
     """The mean of the examples' gradients [n, ...] after ``change``, a bounded number of examples at a time."""
     total: Params = {}
-    for each in _in_chunks(step):
+    size = max(1, ENTRIES_AT_ONCE // max(1, sum(p.numel() for p in step.params.values())))
+    for start in range(0, len(step.batch), size):
+        each = example_gradients(step, step.batch.take(slice(start, start + size)))
         part = map_each(lambda g: g.sum(0), change(each))
         total = map_each(torch.add, total, part) if total else part
     return scaled(total, 1 / len(step.batch))
-
-
-def _in_chunks(step: Step) -> Iterator[Params]:
-    size = max(1, ENTRIES_AT_ONCE // max(1, sum(p.numel() for p in step.params.values())))
-    for start in range(0, len(step.batch), size):
-        yield example_gradients(step, step.batch.take(slice(start, start + size)))
 
 
 def example_norms(each: Params) -> Tensor:

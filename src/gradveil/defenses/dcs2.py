@@ -260,16 +260,14 @@ class DCS2Plus(DCS2):
         self._require(0 <= self.margin < math.inf, "margin", "at least 0")
 
     def on_gradients(self, gradients: Sequence[Params], steps: Sequence[Step]) -> list[Params]:
-        shared = super().on_gradients(gradients, steps)
-        return [self._projected(*each) for each in zip(shared, gradients, steps, strict=True)]
-
-    def _projected(self, shared: Params, gradient: Params, step: Step) -> Params:
-        if shared is gradient:
-            return gradient
-        opposed = self.strict and any(bool((tensor * gradient[name] < 0).any()) for name, tensor in shared.items())
-        acts = product(shared, gradient) < 0 or opposed
-        step.log.add("projected", float(acts))
-        return project(shared, gradient, margin=self.margin) if acts else shared
+        sent = super().on_gradients(gradients, steps)
+        for i, (shared, gradient, step) in enumerate(zip(list(sent), gradients, steps, strict=True)):
+            if shared is not gradient:
+                opposed = self.strict and any(bool((tensor * gradient[n] < 0).any()) for n, tensor in shared.items())
+                acts = product(shared, gradient) < 0 or opposed
+                step.log.add("projected", float(acts))
+                sent[i] = project(shared, gradient, margin=self.margin) if acts else shared
+        return sent
 
 
 def project(shared: Params, gradient: Params, *, margin: float = 0.0) -> Params:

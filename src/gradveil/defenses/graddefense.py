@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -20,7 +21,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import map_each
 from gradveil.core.types import Batch, Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, InRound, Step
 from gradveil.defenses.clip import mean_over_examples, refuse_shared_statistics, sharing_layer, shrinkage
 from gradveil.defenses.public import public_images, refuse_private
 from gradveil.defenses.soteria import mean_of_root
@@ -56,7 +57,7 @@ class GradDefense(Defense):
         return self.bound is not None
 
     def for_round(self, start: Step) -> Defense:
-        return _GradDefenseRound(self, self._estimate(start).root, self.slices_of(start))
+        return InRound(partial(self.perturb, root=self._estimate(start).root, where=self.slices_of(start)))
 
     def slices_of(self, start: Step) -> Params:
         """For every entry the number of its slice.
@@ -86,41 +87,33 @@ class GradDefense(Defense):
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.for_round(step).on_gradient(gradient, step)
 
-
-class _GradDefenseRound(Defense):
-    """One local run: ``where`` says for every entry of every tensor in which slice it lies."""
-
-    def __init__(self, options: GradDefense, root: Batch, where: Params) -> None:
-        self.options, self.root, self.where = options, root, where
-
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        options, rng = self.options, step.rng
-        refuse_private(self.root, step.batch.inputs, "graddefense")
-        chosen = torch.zeros(options.slices, dtype=torch.bool)
-        chosen[rng.permutation(options.slices)[: options.perturbed]] = True
-        hit = map_each(lambda index: chosen.to(index.device)[index.long()], self.where)
-        if options.bound is not None:
-            clipped = self._clipped(step, options.bound)
+    def perturb(self, gradient: Params, step: Step, root: Batch, where: Params) -> Params:
+        """What is sent; ``where`` says for every entry of every tensor in which slice it lies."""
+        refuse_private(root, step.batch.inputs, "graddefense")
+        chosen = torch.zeros(self.slices, dtype=torch.bool)
+        chosen[step.rng.permutation(self.slices)[: self.perturbed]] = True
+        hit = map_each(lambda index: chosen.to(index.device)[index.long()], where)
+        if self.bound is not None:
+            clipped = self._clipped(step, where, self.bound)
             gradient = map_each(torch.where, {name: hit[name] for name in gradient}, clipped, gradient)
-
         share = sum(int(inside.sum()) for inside in hit.values()) / sum(inside.numel() for inside in hit.values())
         step.log.add("perturbed", share)
-        return map_each(torch.where, hit, rng.noised(gradient, options.sigma), gradient)
+        return map_each(torch.where, hit, step.rng.noised(gradient, self.sigma), gradient)
 
-    def _clipped(self, step: Step, bound: float) -> Params:
+    def _clipped(self, step: Step, where: Params, bound: float) -> Params:
         """The mean of the examples' gradients, the part of each in every slice scaled to at most ``bound``."""
         refuse_shared_statistics(step, "graddefense: bound")
-        device = next(iter(self.where.values())).device
+        device = next(iter(where.values())).device
 
         def shrunk(each: Params) -> Params:
             n = len(next(iter(each.values())))
-            squares = torch.zeros(n, self.options.slices, device=device)
+            squares = torch.zeros(n, self.slices, device=device)
             for name, g in each.items():
-                index = self.where[name].flatten().long()
-                part = torch.zeros(n, self.options.slices, device=g.device, dtype=g.dtype)
+                index = where[name].flatten().long()
+                part = torch.zeros(n, self.slices, device=g.device, dtype=g.dtype)
                 squares = squares + part.index_add(1, index, g.flatten(1).square()).to(squares)
             factors = shrinkage(squares.sqrt(), bound)
-            return map_each(lambda g, index: g * factors.to(g)[:, index.long()], each, self.where)
+            return map_each(lambda g, index: g * factors.to(g)[:, index.long()], each, where)
 
         return mean_over_examples(step, shrunk)
 
@@ -187,7 +180,16 @@ class Estimate:
         self.root, self.probes = root, probes
         self.loss = step.loss  # kept, so that no other loss gets its id
         self._repeated = Batch(root.inputs.repeat(probes, *[1] * (root.inputs.dim() - 1)), root.labels.repeat(probes))
-        self._right = _rightly_summed(replace(step, batch=root)) if probes else []
+        self._right: list[str] = []
+        """Tensors whose sums are those of the gradient: what a layer lends to another would be missed."""
+        if probes:
+            with without_tf32():  # else sums differ by rounding alone
+                sums = sums_by_example(step, Batch(root.inputs.detach().requires_grad_(), root.labels))
+                gradient = step.gradient(root)
+            for name, each in map_each(torch.Tensor.detach, sums).items():
+                total, size = (part.to(each.device) for part in (gradient[name].sum(), gradient[name].abs().sum()))
+                if is_rounding((each.sum() - total).abs(), each.abs().sum(), size):
+                    self._right.append(name)
         self._norms = CudaGraphCache(self._norms_along)
         self._step: Step | None = None
 
@@ -208,41 +210,17 @@ class Estimate:
         params, frozen, buffers, directions = given
         assert self._step is not None
         step = replace(self._step, params=params, frozen=frozen, model=self._step.model.with_buffers(buffers))
-        parts = [
-            _slopes(step, self._repeated.take(part), directions[part], (part.stop - part.start) / len(self.root))
-            for part in _parts(self._repeated)
-        ]
-        slopes = torch.cat([torch.stack([part[name] for name in self._right]) for part in parts], dim=1)
+        found = []
+        for part in _parts(self._repeated):
+            some, weight = self._repeated.take(part), (part.stop - part.start) / len(self.root)
+            still = torch.zeros(len(some), device=some.inputs.device, dtype=some.inputs.dtype)
+            with forward_mode, forward_ad.dual_level():
+                inputs = forward_ad.make_dual(some.inputs.detach().requires_grad_(), directions[part])  # type: ignore[no-untyped-call]
+                sums = sums_by_example(step, Batch(inputs, some.labels))
+                moved = [forward_ad.unpack_dual(weight * sums[name]).tangent for name in self._right]  # type: ignore[no-untyped-call]
+                found.append(torch.stack([still if tangent is None else tangent.detach() for tangent in moved]))
+        slopes = torch.cat(found, dim=1)
         return slopes.view(len(slopes), self.probes, -1).square().mean(1).sqrt().mean(1) / mean_of_root(self.probes)
-
-
-def _rightly_summed(step: Step) -> list[str]:
-    """Tensors whose sums over examples are those of the gradient: one that a layer lends to another would be missed."""
-    with without_tf32():  # else sums differ by rounding alone
-        watched = Batch(step.batch.inputs.detach().requires_grad_(), step.batch.labels)
-        sums = map_each(torch.Tensor.detach, sums_by_example(step, watched))
-        gradient = step.gradient()
-    return [
-        name
-        for name, each in sums.items()
-        if is_rounding(
-            (each.sum() - gradient[name].sum().to(each.device)).abs(),
-            each.abs().sum(),
-            gradient[name].abs().sum().to(each.device),
-        )
-    ]
-
-
-def _slopes(step: Step, part: Batch, direction: Tensor, weight: float) -> Params:
-    """[n] by tensor: how the sum of each example's gradient moves along a direction of the input."""
-    with forward_mode, forward_ad.dual_level():
-        inputs = forward_ad.make_dual(part.inputs.detach().requires_grad_(), direction)  # type: ignore[no-untyped-call]
-        tangents = {
-            name: forward_ad.unpack_dual(weight * total).tangent  # type: ignore[no-untyped-call]
-            for name, total in sums_by_example(step, Batch(inputs, part.labels)).items()
-        }
-        still = torch.zeros(len(part), device=part.inputs.device, dtype=part.inputs.dtype)
-        return {name: still if tangent is None else tangent.detach() for name, tangent in tangents.items()}
 
 
 def sums_by_example(step: Step, batch: Batch) -> Params:

@@ -17,7 +17,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, InRound, Step
 from gradveil.defenses.clip import mean_over_examples
 from gradveil.engine import CudaGraphCache, cached
 
@@ -46,7 +46,15 @@ class Outpost(Defense):
             self._require(0 <= getattr(self, option) <= 100, option, "a percentage from 0 to 100")
 
     def for_round(self, start: Step) -> Defense:
-        return _OutpostRound(self, start)
+        """Chances are drawn many at a time and the first before the run starts: a GPU would stop for each."""
+        ahead = _chances(start)
+
+        def act(gradient: Params, step: Step) -> Params:
+            if step.number > 1 and not ahead:
+                ahead.extend(_chances(step))
+            return self.perturbed(gradient, step, ahead.pop() if step.number > 1 else 0.0)
+
+        return InRound(act)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         chance = 0.0 if step.number <= 1 else _chances(step)[-1]
@@ -69,18 +77,6 @@ class Outpost(Defense):
         step.log.add("risk", risk)
         step.log.add("pruned", perturbation.pruned)
         return sent
-
-
-class _OutpostRound(Defense):
-    """One local run. It draws its chances many at a time and the first before it starts: a GPU would stop for each."""
-
-    def __init__(self, options: Outpost, start: Step) -> None:
-        self.options, self._ahead = options, _chances(start)
-
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        if step.number > 1 and not self._ahead:
-            self._ahead = _chances(step)
-        return self.options.perturbed(gradient, step, self._ahead.pop() if step.number > 1 else 0.0)
 
 
 def _chances(step: Step) -> list[float]:

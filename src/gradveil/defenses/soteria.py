@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, cast
 
 import torch
@@ -22,35 +22,27 @@ from torch.overrides import TorchFunctionMode
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params
-from gradveil.defenses.base import DEFENSES, Defense, Step
+from gradveil.defenses.base import DEFENSES, Defense, InRound, Step
 from gradveil.defenses.clip import sharing_layer
 from gradveil.engine import CudaGraphCache, cached, forward_mode
 from gradveil.models import Representation, classifier
 
 INPUTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 """So many input entries are differentiated together, by kind of device: more gains nothing and costs memory."""
-
 PROBES = 8
 """Random directions of one look at all entries."""
-
 LEAST_PROBES = 16
 """Fewer make estimates whose errors have longer tails than the margin counts on."""
-
 MARGIN = 3.5
 """Standard errors between an estimate and the threshold from which on the entry counts as settled."""
-
 ROWS = 64
 """Entries whose exact norms a GPU computes in one call."""
-
 PARTS = 4
 """Exact norms are computed for so many parts of the batch, one after the other, while they are needed."""
-
 WORTH_SCREENING = 1000
 """Entries times examples from which on random probes settle more than they cost: see docs/defenses/soteria.md."""
-
 SMALL_WORK = 10**10
 """Entries times examples times parameters up to which an accelerator gets all exact norms before probes are started."""
-
 
 Pull = Callable[[Tensor], tuple[Tensor]]
 Pair = tuple[int, int]
@@ -86,13 +78,50 @@ class Soteria(Defense):
 
     def for_round(self, start: Step) -> Defense:
         module = start.model.module
-        return _SoteriaRound(self, cached(module, ("soteria", self.layer), lambda: _Layout(module, self.layer, start)))
+        layout = cached(module, ("soteria", self.layer), lambda: Layout(module, self.layer, start))
+        if layout.sharing is not None and self.probes:
+            raise GradveilError(
+                f"defense soteria: probes need examples that do not influence each other, but layer {layout.sharing!r} "
+                "takes statistics over the batch: use eval mode, or leave probes out"
+            )
+        return InRound(partial(self.prune, layout=layout))
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.for_round(step).on_gradient(gradient, step)
 
+    def prune(self, gradient: Params, step: Step, layout: Layout) -> Params:
+        """What is sent."""
+        if layout.weight not in gradient:  # a frozen layer sends nothing that could be pruned
+            step.log.add("pruned", 0.0)
+            return gradient
+        columns, sent = self._columns(step, layout), gradient[layout.weight]
+        step.log.add("pruned", len(columns) / sent.shape[1])
+        return {**gradient, layout.weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
 
-class _Layout:
+    def _columns(self, step: Step, layout: Layout) -> Tensor:
+        """The columns to zero."""
+        rows = RowNorms(layout, {**step.model.buffers, **step.frozen, **step.params}, step.batch.inputs)
+        values, score = rows.values, Score(self.score == "paper", self.offset)
+        features, width = values.shape[1], step.params[layout.weight].shape[1]
+        if features != width:
+            raise GradveilError(
+                f"defense soteria: {layout.layer!r} takes {features // width} vectors per example, not "
+                "one; choose a layer= behind the pooling"
+            )
+        count = round(self.rate * features)
+        if not self.probes and 0 < count < features and self.screen:
+            # probes and parts of a batch need examples that stand alone, and enough work to save
+            shapes = {name: buffer.shape for name, buffer in step.model.module.named_buffers()}
+            drawn = any(buffer.shape != shapes[name] for name, buffer in step.model.buffers.items())
+            work = values.numel() * sum(tensor.numel() for tensor in step.params.values())
+            small = values.device.type != "cpu" and work < SMALL_WORK
+            if layout.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small:
+                return screened(rows, score, count, step.rng)
+        norms = rows.estimated(self.probes, step.rng) if self.probes else rows.exact()
+        return score.first(score(values, norms).sum(0), count)
+
+
+class Layout:
     """What is known of a model: which function gives the representation, and which gradient loses columns."""
 
     def __init__(self, module: nn.Module, layer: str, start: Step) -> None:
@@ -130,51 +159,6 @@ class _Layout:
         with unfolded:
             values, pull = vjp(lambda x: self.representation(x, at), inputs)  # type: ignore[misc]  # three with has_aux alone
         return values, pull
-
-
-class _SoteriaRound(Defense):
-    """One local run."""
-
-    def __init__(self, options: Soteria, layout: _Layout) -> None:
-        self.options, self.layout, self.score = options, layout, Score(options.score == "paper", options.offset)
-        if layout.sharing is not None and options.probes:
-            raise GradveilError(
-                f"defense soteria: probes need examples that do not influence each other, but layer {layout.sharing!r} "
-                "takes statistics over the batch: use eval mode, or leave probes out"
-            )
-
-    def on_gradient(self, gradient: Params, step: Step) -> Params:
-        weight = self.layout.weight
-        if weight not in gradient:  # a frozen layer sends nothing that could be pruned
-            step.log.add("pruned", 0.0)
-            return gradient
-        columns, sent = self._columns(step), gradient[weight]
-        step.log.add("pruned", len(columns) / sent.shape[1])
-        return {**gradient, weight: sent.index_fill(1, columns.to(sent.device), 0.0)}
-
-    def _columns(self, step: Step) -> Tensor:
-        """The columns to zero."""
-        options = self.options
-        rows = RowNorms(self.layout, {**step.model.buffers, **step.frozen, **step.params}, step.batch.inputs)
-        features, width = rows.values.shape[1], step.params[self.layout.weight].shape[1]
-        if features != width:
-            raise GradveilError(
-                f"defense soteria: {self.layout.layer!r} takes {features // width} vectors per example, not "
-                "one; choose a layer= behind the pooling"
-            )
-        count = round(options.rate * features)
-        if not options.probes and 0 < count < features and options.screen and self._worth_screening(rows.values, step):
-            return screened(rows, self.score, count, step.rng)
-        norms = rows.estimated(options.probes, step.rng) if options.probes else rows.exact()
-        return self.score.first(self.score(rows.values, norms).sum(0), count)
-
-    def _worth_screening(self, values: Tensor, step: Step) -> bool:
-        """Probes and parts of a batch need examples that stand alone, and enough work to save."""
-        shapes = {name: buffer.shape for name, buffer in step.model.module.named_buffers()}
-        drawn = any(buffer.shape != shapes[name] for name, buffer in step.model.buffers.items())
-        work = values.numel() * sum(tensor.numel() for tensor in step.params.values())
-        small = values.device.type != "cpu" and work < SMALL_WORK
-        return self.layout.sharing is None and not drawn and values.numel() >= WORTH_SCREENING and not small
 
 
 @dataclass(frozen=True)
@@ -222,7 +206,7 @@ class RowNorms:
     The derivative is that of the sum of r_i over the batch by one example, which in eval mode is its own r_i.
     """
 
-    def __init__(self, layout: _Layout, at: Params, inputs: Tensor) -> None:
+    def __init__(self, layout: Layout, at: Params, inputs: Tensor) -> None:
         self._layout, self._at, self._inputs = layout, at, inputs
 
     @cached_property
@@ -310,39 +294,51 @@ def _doubtful(terms: Tensor, unsure: Tensor, score: Score, count: int) -> Tensor
     return (priority - threshold).abs() <= MARGIN * unsure.sum(0).sqrt()
 
 
-class StridesUnfolded(TorchFunctionMode):
-    """Each convolution of images with an equal stride s becomes one of stride 1 on blocks of s x s pixels.
+class PlainConvolutions(TorchFunctionMode):
+    """While it lasts, convolutions of images in one group and without dilation may be computed in another way."""
 
-    A CPU takes seven times as long for the slope in the inputs of LeNet's first layer as for the layer itself; through
-    the plain convolution it takes as long.
-    """
+    def convolved(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor | None:
+        """The same result in another way; None: as usual."""
+        raise NotImplementedError
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.conv2d and not kwargs and args[5:] == ((1, 1), 1) and not isinstance(args[4], str):
-            inputs, weight, bias, stride, padding = args[:5]
-            if inputs.dim() == 4 and stride[0] == stride[1] > 1:
-                return _unfolded(inputs, weight, bias, stride[0], padding)
+            found = self.convolved(*args[:5])
+            if found is not None:
+                return found
         return func(*args, **(kwargs or {}))
 
 
-def _unfolded(inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: Pair) -> Tensor:
-    """With a = stride A + i and b = stride B + j, out(y, x) sums pixel (i, j) of block (y + A, x + B) by weight (a, b).
+class StridesUnfolded(PlainConvolutions):
+    """Each convolution with an equal stride s becomes one of stride 1 on blocks of s x s pixels.
 
-    Weights are filled up with zeros to whole blocks, and inputs as far as these reach.
+    A CPU takes seven times as long for the slope in the inputs of LeNet's first layer as for the layer itself; through
+    the plain convolution it takes as long.
+
+    With a = s A + i and b = s B + j, out(y, x) sums pixel (i, j) of block (y + A, x + B) by weight (a, b). Weights are
+    filled up with zeros to whole blocks, and inputs as far as these reach.
     """
-    blocks = [-(-side // stride) for side in weight.shape[2:]]
-    filled = [count * stride - side for count, side in zip(blocks, weight.shape[2:], strict=True)]
-    sides = zip(inputs.shape[2:], weight.shape[2:], padding, blocks, strict=True)
-    after = [((side + 2 * pad - kernel) // stride + count) * stride - side - pad for side, kernel, pad, count in sides]
-    padded = F.pad(inputs, (padding[1], after[1], padding[0], after[0]))
-    kernel = F.pad(weight, (0, filled[1], 0, filled[0]))
-    return F.conv2d(_blocks(padded, stride), _blocks(kernel, stride), bias)
 
+    def convolved(
+        self, inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor | None:
+        step = stride[0]
+        if inputs.dim() != 4 or not stride[1] == step > 1:
+            return None
 
-def _blocks(images: Tensor, size: int) -> Tensor:
-    """[n, C, H, W] as [n, C size size, H / size, W / size]; torch's pixel_unshuffle takes six times as long back."""
-    count, channels, height, width = images.shape
-    apart = images.view(count, channels, height // size, size, width // size, size).permute(0, 1, 3, 5, 2, 4)
-    return apart.reshape(count, channels * size * size, height // size, width // size)
+        def blocks(images: Tensor) -> Tensor:
+            """[n, C s s, H / s, W / s]; torch's pixel_unshuffle takes six times as long back."""
+            count, channels, height, width = images.shape
+            apart = images.view(count, channels, height // step, step, width // step, step).permute(0, 1, 3, 5, 2, 4)
+            return apart.reshape(count, channels * step * step, height // step, width // step)
+
+        counts = [-(-side // step) for side in weight.shape[2:]]
+        filled = [count * step - side for count, side in zip(counts, weight.shape[2:], strict=True)]
+        sides = zip(inputs.shape[2:], weight.shape[2:], padding, counts, strict=True)
+        after = [((side + 2 * pad - kernel) // step + count) * step - side - pad for side, kernel, pad, count in sides]
+        padded = F.pad(inputs, (padding[1], after[1], padding[0], after[0]))
+        return F.conv2d(blocks(padded), blocks(F.pad(weight, (0, filled[1], 0, filled[0]))), bias)

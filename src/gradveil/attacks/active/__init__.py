@@ -1,3 +1,7 @@
-"""Attacks by a dishonest server, which crafts what it broadcasts. Importing this package registers all of them."""
+"""Attacks of a server that crafts what it sends. Importing this package registers them."""
 
-from gradveil.attacks.active import fishing, imprint, trap  # noqa: F401  (each registers its own)
+from gradveil.attacks.active.fishing import Fishing
+from gradveil.attacks.active.imprint import Imprinting
+from gradveil.attacks.active.trap import Trap
+
+__all__ = ["Fishing", "Imprinting", "Trap"]

@@ -238,7 +238,20 @@ class Fishing(Attack):
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
         found = self.inverting([self.isolated(one) for one in seen], seeds=seeds, progress=progress)
-        return [self._placed(image, one) for image, one in zip(found, seen, strict=True)]
+        placed = []
+        for image, one in zip(found, seen, strict=True):
+            replies = self._replies(one)
+            labels = torch.arange(len(replies.counts)).repeat_interleave(replies.counts.cpu())
+            if one.labels is not None:
+                labels = one.labels.cpu()
+            if bool((labels == replies.target).any()):
+                questions = f"{image.strategy}, after {len(replies)} questions"
+                placed.append(replace(amid_gray(image, labels, replies.target), strategy=questions))
+            else:
+                nothing = on_gray(image.inputs[:0], len(labels))
+                strategy = f"no image of class {replies.target}"
+                placed.append(replace(image, inputs=nothing, labels=labels, strategy=strategy))
+        return placed
 
     def isolated(self, seen: Observation) -> Observation:
         """What the client would have replied to one of the questions had its batch been one example."""
@@ -258,18 +271,6 @@ class Fishing(Attack):
                 "attack 'fishing' reads replies to its own questions, and this broadcast is none of them"
             )
         return ClientReplies([*seen.earlier, seen], self.target)
-
-    def _placed(self, found: Reconstruction, seen: Observation) -> Reconstruction:
-        """The image among the labels that were counted, at the first place of its class."""
-        replies = self._replies(seen)
-        labels = torch.arange(len(replies.counts)).repeat_interleave(replies.counts.cpu())
-        if seen.labels is not None:
-            labels = seen.labels.cpu()
-        if not bool((labels == replies.target).any()):
-            nothing = on_gray(found.inputs[:0], len(labels))
-            return replace(found, inputs=nothing, labels=labels, strategy=f"no image of class {replies.target}")
-        questions = f"{found.strategy}, after {len(replies)} questions"
-        return replace(amid_gray(found, labels, replies.target), strategy=questions)
 
     def prior_only(self) -> Attack | None:
         alone = self.inverting.prior_only()

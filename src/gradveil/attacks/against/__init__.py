@@ -1,19 +1,10 @@
-"""How somebody who knows a defense attacks it: one file for each, under the defense's own name.
+"""How somebody who knows a defense attacks it.
 
 A file says what the defense did between gradient and reply (``channel``), which matching and identification both read,
-and has its special counter-move where there is one. Importing this package registers all of them.
+and has its special counter-move. Defenses without one share ``plain``. Importing this package registers all of them.
 """
 
-from gradveil.attacks.against import (  # noqa: F401  (each registers its own)
-    ats,
-    censor,
-    dcs2,
-    graddefense,
-    outpost,
-    plain,
-    precode,
-    soteria,
-)
+from gradveil.attacks.against import ats, dcs2, graddefense, plain, precode  # noqa: F401  (each registers its own)
 from gradveil.attacks.parts.counter import AGAINST, Against
 
 WITHOUT = {"none": "the gradient was sent as it is"}

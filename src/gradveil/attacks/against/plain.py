@@ -1,15 +1,21 @@
-"""Against noise, clip, dp and sparsify: what they do to a gradient is said in a line each."""
+"""Against defenses of which the channel is all that there is to say, in a few lines each.
+
+CENSOR's updates stand at right angles to the gradient: what is left are lengths, and the right angle. On pixels that
+buys nothing (docs/attacks/informed.md), so matching has no counter-move. It tells candidates apart.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-from gradveil.attacks.parts.channel import Channel, Per
+from gradveil.attacks.parts.channel import Channel, Per, RightAngle
 from gradveil.attacks.parts.counter import against
 from gradveil.attacks.parts.updates import counts, local_steps
-from gradveil.core.trees import add
-from gradveil.defenses.dp import DP
-from gradveil.defenses.noise import Noise
+from gradveil.core.trees import add, map_each
+from gradveil.core.types import Params
+from gradveil.defenses import DP, Censor, Clip, ClipExamples, Noise, Outpost, Soteria, Sparsify
+from gradveil.defenses.outpost import layer_risks, layers
+from gradveil.models import classifier
 from gradveil.threat.observation import Observation
 
 _PER: dict[str, Per] = {"layer": "tensor", "global": "update", "example": "example"}
@@ -33,7 +39,7 @@ def noise(defense: Noise, one: Observation) -> Channel:
     sentence="It matches the direction of each tensor and takes its length from the candidate.",
     after_steps=True,
 )
-def clip(defense: Any, one: Observation) -> Channel:
+def clip(defense: Clip | ClipExamples, one: Observation) -> Channel:
     return Channel(bound=defense.bound, per=_PER[defense.per], counted=_counted(one, defense.at))
 
 
@@ -50,8 +56,53 @@ def dp(defense: DP, one: Observation) -> Channel:
 
 
 @against("sparsify", sentence="It matches only the entries that were sent.", after_steps=True)
-def sparsify(_defense: Any, one: Observation) -> Channel:
+def sparsify(_defense: Sparsify, one: Observation) -> Channel:
     return Channel(zeroed=frozenset(one.sent), largest=True)
+
+
+@against(
+    "soteria",
+    sentence="It leaves the layer that Soteria prunes out of the matching; the rest was sent as it is.",
+    after_steps=True,
+)
+def soteria(defense: Soteria, one: Observation) -> Channel:
+    layer = classifier(one.module, one.domain) if defense.layer == "classifier" else defense.layer
+    return Channel(zeroed=frozenset({f"{layer}.weight"}))
+
+
+@against(
+    "outpost",
+    sentence="It matches only the entries that were sent, and layers by how much of them is not noise: "
+    "the spread of their weights tells.",
+)
+def outpost(defense: Outpost, one: Observation) -> Channel:
+    """The broadcast shows the spread of the weights, and which entries are sent does not depend on the noise."""
+    groups = layers(one.sent)
+    levels = (defense.scale * layer_risks(one.sent, groups)).square().tolist()
+    noise = {name: level for names, level in zip(groups, levels, strict=True) for name in names}
+    return Channel(noise_by_tensor=noise, zeroed=frozenset(one.sent), largest=True)
+
+
+@against("censor")
+def censor(defense: Censor, _: Observation) -> Channel:
+    left = RightAngle(
+        whole=not defense.layerwise,
+        spread={"preserve": 0.0, "random": defense.spread, "public": None}[defense.norms],
+        released=defense.projection == "released",
+        plain=defense.fallback == "original" or defense.rounds is not None,
+    )
+
+    def draw(update: Params, drawn: Params) -> Params:
+        """One trial: orthogonal to the update in every tensor, and of its length."""
+
+        def orthogonal(g: Tensor, r: Tensor) -> Tensor:
+            square = g.square().sum() + 1e-20
+            left = r - (r * g).sum() / square * g
+            return left * (square / (left.square().sum() + 1e-20)).sqrt()
+
+        return map_each(orthogonal, update, drawn)
+
+    return Channel(right_angle=left, draw=draw)
 
 
 def _counted(one: Observation, at: str) -> tuple[float, ...]:

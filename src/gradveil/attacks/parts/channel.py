@@ -25,7 +25,7 @@ from gradveil.threat.observation import Observation
 Per = Literal["tensor", "update", "example"]
 """What is clipped: each tensor, all of them together, or the gradient of each example."""
 
-OfMoments = Callable[[dict[str, Moments]], dict[str, Moments]]
+ChangeMoments = Callable[[dict[str, Moments]], dict[str, Moments]]
 
 _LARGE = 100
 """Entries from which on a tensor's share of zeros means something."""
@@ -93,6 +93,23 @@ class Channel:
     def noisy(self) -> bool:
         return self.noise is not None or self.sometimes is not None or bool(self.noise_by_tensor)
 
+    def then(self, link: Channel) -> Channel:
+        """What is left after one more link, as one channel whose bound and noise are those of what was sent.
+
+        Spans and right angles are left out: they change what can be compared at all.
+        """
+        bound, per = (self.bound, self.per) if link.bound is None else (link.bound * sum(link.counted), link.per)
+        return Channel(
+            bound=bound,
+            per=per,
+            noise=(self.noise or 0.0) + (link.noise or 0.0) * sum(weight**2 for weight in link.counted),
+            noise_by_tensor=link.noise_by_tensor or self.noise_by_tensor,
+            sometimes=link.sometimes or self.sometimes,
+            pieces=link.pieces or self.pieces,
+            zeroed=self.zeroed | link.zeroed,
+            largest=self.largest or link.largest,
+        )
+
 
 def estimate(reply: Params) -> Channel:
     """The channel that an update went through, from the update alone."""
@@ -118,7 +135,7 @@ class Adjustment:
         """What is compared instead of a candidate's update and the reply; differentiable, and safe under vmap."""
         return update, reply
 
-    def of_moments(self, given: Given) -> OfMoments | None:  # noqa: ARG002
+    def of_moments(self, given: Given) -> ChangeMoments | None:  # noqa: ARG002
         """The moments of what is compared, from those of updates and replies; None where they do not tell."""
         return lambda found: found
 
@@ -158,7 +175,7 @@ class Estimated(Adjustment):
             )
         return trusted(own), trusted(reply)
 
-    def of_moments(self, given: Given) -> OfMoments | None:
+    def of_moments(self, given: Given) -> ChangeMoments | None:
         def treated(name: str, product: Tensor, square: Tensor, observed: Tensor) -> Moments:
             shrunk, trust = _shrunk(square, given["bound"]), given["trust"][name].square()
             return Moments(trust * shrunk * product, trust * shrunk.square() * square, trust * observed)

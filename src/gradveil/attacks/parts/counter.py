@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -149,9 +150,7 @@ class CounterMoves(CounterMove):
         return tuple(kind for kind in (move.kind() for move in self.moves) if kind is not None) or None
 
     def prepare(self, one: Observation) -> Observation:
-        for move in self.moves:
-            one = move.prepare(one)
-        return one
+        return reduce(lambda left, move: move.prepare(left), self.moves, one)
 
     def extra(self, one: Observation) -> Given:
         """Weights and confidences of several moves multiply."""
@@ -162,19 +161,13 @@ class CounterMoves(CounterMove):
         return known
 
     def kept(self, one: Observation) -> Observation:
-        for move in self.moves:
-            one = move.kept(one)
-        return one
+        return reduce(lambda left, move: move.kept(left), self.moves, one)
 
     def pair(self, update: Params, reply: Params) -> tuple[Params, Params]:
-        for move in self.moves:
-            update, reply = move.pair(update, reply)
-        return update, reply
+        return reduce(lambda both, move: move.pair(*both), self.moves, (update, reply))
 
     def finish(self, found: Reconstruction, one: Observation) -> Reconstruction:
-        for move in reversed(self.moves):
-            found = move.finish(found, one)
-        return found
+        return reduce(lambda left, move: move.finish(left, one), reversed(self.moves), found)
 
 
 class BatchedMoves(Adjustment):
@@ -203,15 +196,19 @@ class BatchedMoves(Adjustment):
         """Weights are of single entries."""
 
 
+ChannelOf = Callable[[Any, Observation], Channel]
+"""(defense, observation) -> what it did."""
+MoveAgainst = Callable[[Any, Observation], CounterMove | None]
+"""(defense, observation) -> how the matching is changed; None if these options leave no way."""
+
+
 @dataclass(frozen=True)
 class Against:
     """What an adversary who knows a defense makes of it."""
 
-    channel: Callable[[Any, Observation], Channel]
-    """(defense, observation) -> what it did."""
-    counter_move: Callable[[Any, Observation], CounterMove | None] | None
-    """(defense, observation) -> how the matching is changed, None if these options leave no way; by default what
-    follows from the channel."""
+    channel: ChannelOf
+    counter_move: MoveAgainst | None
+    """By default what follows from the channel."""
     sentence: str | None
     """What the matching does about it, for a report; None where it never does anything."""
     after_steps: bool
@@ -232,14 +229,11 @@ AGAINST: dict[str, Against] = {}
 
 
 def against(
-    *names: str,
-    sentence: str | None = None,
-    counter_move: Callable[[Any, Observation], CounterMove | None] | None = None,
-    after_steps: bool = False,
-) -> Callable[[Callable[[Any, Observation], Channel]], Callable[[Any, Observation], Channel]]:
+    *names: str, sentence: str | None = None, counter_move: MoveAgainst | None = None, after_steps: bool = False
+) -> Callable[[ChannelOf], ChannelOf]:
     """Register what a function says of the channel of these defenses."""
 
-    def keep(channel: Callable[[Any, Observation], Channel]) -> Callable[[Any, Observation], Channel]:
+    def keep(channel: ChannelOf) -> ChannelOf:
         AGAINST.update(dict.fromkeys(names, Against(channel, counter_move, sentence, after_steps)))
         return channel
 

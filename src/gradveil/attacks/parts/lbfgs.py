@@ -59,7 +59,9 @@ class LBFGS(Search):
             g = _flat(gradients)
             step = memory.learn(x, g)
             lost = lives.lost(values, step, g, self.patience, self.progress) & ~solved
-            size = self.lr * lives.first_step(g)
+            # in the first step of a life no more than one over the sum of the gradient's entries
+            small = (1 / g.abs().sum(dim=1).clamp(min=1e-12)).clamp(max=1.0)
+            size = self.lr * torch.where(lives.age <= 1, small, torch.ones_like(small))
             dead = dead | (lost & (lives.number >= self.lives))
             x = torch.where((solved | lost | dead)[:, None], x, x - size[:, None] * step)
             lost = lost & ~dead
@@ -94,11 +96,6 @@ class _Lives:
         self.age = self.age + 1
         uphill = (step * g).sum(dim=1) <= 0
         return stuck | uphill | ~torch.isfinite(values) | ~torch.isfinite(step).all(dim=1)
-
-    def first_step(self, g: Tensor) -> Tensor:
-        """1, but in the first step of a life no more than one over the sum of the gradient's entries."""
-        small = (1 / g.abs().sum(dim=1).clamp(min=1e-12)).clamp(max=1.0)
-        return torch.where(self.age <= 1, small, torch.ones_like(small))
 
     def renew(self, which: Tensor) -> None:
         self.number = self.number + which

@@ -7,14 +7,14 @@ in a method of its own, and one that has no use for what a link did stays as it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from gradveil.attacks.parts.channel import Channel, Per, RightAngle, Span
+from gradveil.attacks.parts.channel import Channel, RightAngle, Span
 from gradveil.core.trees import stack
 from gradveil.core.types import Params
 
@@ -36,27 +36,8 @@ By = Literal["norms", "orthogonality", "both"]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Which parts of an update are compared."""
-
-    only_sent: bool = False
-    """Leave out entries at which the reply is zero."""
-    largest: bool = False
-    """Those that are not zero are the largest of their tensor, and that is compared as well."""
-    pieces: Mapping[str, list[int]] = field(default_factory=dict)
-    """Tensors that are taken in pieces: how many entries each piece has."""
-
-    def through(self, channel: Channel) -> Layout:
-        return Layout(
-            only_sent=self.only_sent or bool(channel.zeroed),
-            largest=self.largest or channel.largest,
-            pieces=self.pieces if channel.pieces is None else channel.pieces(),
-        )
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """T pieces, which are whole tensors unless a layout says otherwise, of c candidates beside those of N replies."""
+    """T pieces, which are whole tensors unless a channel says otherwise, of c candidates beside those of N replies."""
 
     names: tuple[str, ...]
     """The tensor that each piece is of."""
@@ -82,11 +63,12 @@ class Comparison:
 class Replies:
     """What was seen, laid out to be compared with groups of candidates.
 
-    In double precision: the angle between the updates of like examples can be smaller than float32 resolves.
+    A channel says which entries were sent and what its pieces are. In double precision: the angle between the updates
+    of like examples can be smaller than float32 resolves.
     """
 
-    def __init__(self, replies: Sequence[Params], layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, replies: Sequence[Params], channel: Channel) -> None:
+        self.channel, self.sizes_of = channel, {} if channel.pieces is None else channel.pieces()
         self.names, self.pieces = self._split(stack(replies))
         self.seen = torch.stack([piece.square().sum(dim=1) for piece in self.pieces]).unsqueeze(1)
         self.sizes = torch.tensor([piece.shape[1] for piece in self.pieces]).to(self.seen).view(-1, 1, 1)
@@ -98,12 +80,14 @@ class Replies:
         squares = [own.square() for own in each]
         whole = torch.stack([square.sum(dim=1) for square in squares]).unsqueeze(-1)
         within, most = whole, whole
-        if self.layout.only_sent:
+        if self.channel.zeroed:
             sent = [(reply != 0).to(reply) for reply in self.pieces]
             within = torch.stack([square @ part.T for square, part in zip(squares, sent, strict=True)])
-            if self.layout.largest:
-                counts = [part.sum(dim=1).long() for part in sent]
-                most = torch.stack([_largest(*pair) for pair in zip(squares, counts, strict=True)])
+            if self.channel.largest:
+                # by piece, what so many of the largest entries add up to as were sent: of 0 entries 0
+                sums = [square.sort(dim=1, descending=True).values.cumsum(dim=1) for square in squares]
+                sums = [torch.cat([torch.zeros_like(each[:, :1]), each], dim=1) for each in sums]
+                most = torch.stack([each[:, part.sum(dim=1).long()] for each, part in zip(sums, sent, strict=True)])
         return Comparison(self.names, products, whole, within, most, self.seen, self.sizes)
 
     def _split(self, tree: Params) -> tuple[tuple[str, ...], list[Tensor]]:
@@ -111,16 +95,10 @@ class Replies:
         names: list[str] = []
         pieces: list[Tensor] = []
         for name, tensor in sorted(tree.items()):
-            parts = torch.split(tensor.flatten(1).double(), self.layout.pieces.get(name, tensor[0].numel()), dim=1)
+            parts = torch.split(tensor.flatten(1).double(), self.sizes_of.get(name, tensor[0].numel()), dim=1)
             names += [name] * len(parts)
             pieces += parts
         return tuple(names), pieces
-
-
-def _largest(squares: Tensor, counts: Tensor) -> Tensor:
-    """[c, N]: what the ``counts`` [N] largest of the entries [c, n] add up to."""
-    sums = squares.sort(dim=1, descending=True).values.cumsum(dim=1)
-    return torch.cat([torch.zeros_like(sums[:, :1]), sums], dim=1)[:, counts]
 
 
 class Likelihood(ABC):
@@ -156,10 +134,11 @@ class Likelihood(ABC):
 class ByTensor(Likelihood):
     """A likelihood that a few numbers of each tensor decide."""
 
-    layout: Layout = field(default_factory=Layout)
+    channel: Channel = field(default_factory=Channel)
+    """What all links did that it went through."""
 
     def against(self, replies: Sequence[Params]) -> Scores:
-        laid_out = Replies(replies, self.layout)
+        laid_out = Replies(replies, self.channel)
         return lambda updates: self(laid_out.beside(updates))
 
     @abstractmethod
@@ -167,7 +146,13 @@ class ByTensor(Likelihood):
         """How badly each candidate explains each reply, [c, N]."""
 
     def _changed(self, channel: Channel) -> Self:
-        return replace(self, layout=self.layout.through(channel))
+        return replace(self, channel=self.channel.then(channel))
+
+    def shrinkage(self, compared: Comparison) -> Tensor:
+        """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""
+        squares = compared.squares if self.channel.per == "tensor" else compared.squares.sum(dim=0, keepdim=True)
+        longest = float("inf") if self.channel.bound is None else self.channel.bound
+        return (longest / (squares + TINY).sqrt()).clamp(max=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,71 +179,34 @@ class Directions(ByTensor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithLengths(ByTensor):
-    """A likelihood that follows lengths through clipping and noise."""
-
-    bound: float | None = None
-    """What was clipped to, before or after whatever else was done."""
-    per: Per = "tensor"
-    variance: float = 0.0
-    """Of the noise on every entry."""
-
-    def _changed(self, channel: Channel) -> Self:
-        """Lengths are those of what was sent, which may be the sum of several gradients."""
-        variance = self.variance + (channel.noise or 0.0) * sum(weight**2 for weight in channel.counted)
-        bound, per = (self.bound, self.per)
-        if channel.bound is not None:
-            bound, per = channel.bound * sum(channel.counted), channel.per
-        return replace(self, bound=bound, per=per, variance=variance)
-
-    def shrinkage(self, compared: Comparison) -> Tensor:
-        """By how much clipping would have scaled each piece of a candidate, [T, c, 1] or [1, c, 1]."""
-        squares = compared.squares if self.per == "tensor" else compared.squares.sum(dim=0, keepdim=True)
-        longest = float("inf") if self.bound is None else self.bound
-        return (longest / (squares + TINY).sqrt()).clamp(max=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distance(WithLengths):
+class Distance(ByTensor):
     """How unlikely the reply is if it is the candidate's update, clipped, in part not sent, and with Gaussian noise.
 
     A likelihood: tensor by tensor the squared distance over the variance of the noise. Where the noise may or may not
     have been added, the more likely of the two counts.
     """
 
-    more: Mapping[str, float] = field(default_factory=dict)
-    """More variance, by tensor."""
-    sometimes: float = 0.0
-    """More variance, on some pieces that the adversary does not know."""
-
     def __call__(self, compared: Comparison) -> Tensor:
-        shrunk = self.shrinkage(compared)
+        channel, shrunk = self.channel, self.shrinkage(compared)
         away = shrunk.square() * compared.within - 2 * shrunk * compared.products + compared.seen
-        more = torch.tensor([self.more.get(name, 0.0) for name in compared.names]).to(away).view(-1, 1, 1)
-        least = self.variance + more + ROUNDING**2 * compared.seen / compared.sizes + TINY
-        variances = [least + extra for extra in {self.sometimes, 0.0}]
+        more = [channel.noise_by_tensor.get(name, 0.0) for name in compared.names]
+        known = (channel.noise or 0.0) + torch.tensor(more).to(away).view(-1, 1, 1)
+        least = known + ROUNDING**2 * compared.seen / compared.sizes + TINY
+        variances = [least + extra for extra in {channel.sometimes or 0.0, 0.0}]
         # minus twice the log of the density of independent Gaussian entries, up to a constant
         fits = [away.clamp(min=0) / variance + compared.sizes * variance.log() for variance in variances]
         scores = torch.stack(fits).amin(dim=0)
-        if self.layout.largest:  # how much larger entries it has than those that were sent, in units of rounding
+        if channel.largest:  # how much larger entries it has than those that were sent, in units of rounding
             missing = (1 - compared.within / (compared.most + TINY)).clamp(min=0)
             scores = scores + compared.sizes * missing / ROUNDING
         return scores.sum(dim=0) / compared.sizes.sum()
 
-    def _changed(self, channel: Channel) -> Self:
-        return replace(
-            super()._changed(channel),
-            layout=self.layout.through(channel),
-            more=channel.noise_by_tensor or self.more,
-            sometimes=channel.sometimes or self.sometimes,
-        )
-
     def _turned(self, right_angle: RightAngle) -> Likelihood:
-        return OrthogonalLikelihood(right_angle=right_angle, variance=self.variance, bound=self.bound, per=self.per)
+        return OrthogonalLikelihood(right_angle=right_angle, channel=self.channel)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrthogonalLikelihood(WithLengths):
+class OrthogonalLikelihood(ByTensor):
     """How unlikely the reply is if CENSOR drew it for the candidate: two log likelihood ratios, added.
 
     Norms: those of the candidate's tensors are those of the reply, up to a spread. Orthogonality: the part of the
@@ -268,6 +216,11 @@ class OrthogonalLikelihood(WithLengths):
 
     by: By = "both"
     right_angle: RightAngle = field(default_factory=RightAngle)
+
+    def against(self, replies: Sequence[Params]) -> Scores:
+        """Whole tensors, whatever else was done to them."""
+        laid_out = Replies(replies, Channel())
+        return lambda updates: self(laid_out.beside(updates))
 
     def __call__(self, compared: Comparison) -> Tensor:
         pieces = compared.whole() if self.right_angle.whole else compared
@@ -285,7 +238,7 @@ class OrthogonalLikelihood(WithLengths):
     def norms_apart(self, pieces: Comparison) -> Tensor:
         """[c, N]: squared differences of the logs of norms, in units of how far they may differ."""
         kept = self.shrinkage(pieces).square()
-        expected = kept * pieces.squares + self.variance * pieces.sizes + TINY
+        expected = kept * pieces.squares + (self.channel.noise or 0.0) * pieces.sizes + TINY
         apart = (expected.log() - (pieces.seen + TINY).log()) / 2
         spread = SAME_NORM**2 + (self.right_angle.spread or 0.0) ** 2 + self._noise(pieces) / pieces.sizes
         return (apart.square() / spread).sum(dim=0)
@@ -305,7 +258,7 @@ class OrthogonalLikelihood(WithLengths):
 
     def _noise(self, pieces: Comparison) -> Tensor:
         """Noise along any one direction, in units of what a random direction of the reply's length has there."""
-        return self.variance * pieces.sizes / (pieces.seen + TINY)
+        return (self.channel.noise or 0.0) * pieces.sizes / (pieces.seen + TINY)
 
 
 @dataclass(frozen=True, kw_only=True)

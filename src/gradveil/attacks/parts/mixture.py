@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.parts.channel import Channel, RightAngle
-from gradveil.attacks.parts.likelihood import ROUNDING, TINY, Angle, Layout, Likelihood, Replies, Scores
+from gradveil.attacks.parts.likelihood import ROUNDING, TINY, Angle, Likelihood, Replies, Scores
 from gradveil.core.seeding import generator
 from gradveil.core.trees import exact_norms
 from gradveil.core.types import Params
@@ -165,7 +165,7 @@ class OrthogonalSets(Likelihood):
     """What explains an update to which no set is at right angles, where the gradient itself may have been sent."""
 
     def against(self, replies: Sequence[Params]) -> Scores:
-        laid_out = Replies(replies, Layout())
+        laid_out = Replies(replies, Channel())
         others = [] if self.otherwise is None else [self.otherwise.against(replies)]
 
         def numbers(updates: Params) -> Tensor:

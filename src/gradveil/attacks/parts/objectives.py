@@ -48,7 +48,9 @@ class Cosine:
         return 1 - dot(update, observed) / both
 
     def slopes(self, updates: Params, observed: Params) -> tuple[Params, Tensor]:
-        squares, product = _squares(updates), _dots(updates, observed)
+        squares = _squares(updates)
+        products = [torch.linalg.vecdot(g.flatten(1), observed[name].flatten(1)) for name, g in updates.items()]
+        product = torch.stack(products).sum(dim=0)
         both = (squares * _squares(observed) + _TINY).sqrt()
         toward, along = -1 / both, product / (both * (squares + _TINY))
         slope = map_each(
@@ -113,11 +115,6 @@ def energy(inputs: Tensor) -> Tensor:
 def per_problem(values: Tensor, tensor: Tensor) -> Tensor:
     """[N] shaped to be broadcast over [N, ...]."""
     return values.view(-1, *[1] * (tensor.dim() - 1))
-
-
-def _dots(a: Params, b: Params) -> Tensor:
-    """The inner product of each problem, [N]."""
-    return torch.stack([torch.linalg.vecdot(x.flatten(1), b[name].flatten(1)) for name, x in a.items()]).sum(dim=0)
 
 
 def _squares(a: Params) -> Tensor:

@@ -58,8 +58,13 @@ class Evolution(PopulationSearch):
     """Standard deviation of the first population around the start."""
 
     def run(self, problems: Problems, task: Task) -> Found:
-        cma, start = _pycma(), problems.start["code"]
-        best, strategies = Best(problems.start, self.iterations), []
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it misses a plotting library that nobody asks it to use
+                import cma  # type: ignore[import-untyped, unused-ignore]
+        except ModuleNotFoundError:
+            raise NotAvailableError("CMA-ES needs the package cma: pip install cma") from None
+        start, best, strategies = problems.start["code"], Best(problems.start, self.iterations), []
         for code, seed in zip(start, problems.seeds, strict=True):
             rng = np.random.default_rng(seed)
             # draws of its own: pycma would take numpy's global ones, and all strategies the same
@@ -198,13 +203,3 @@ def _botorch() -> tuple[Any, Any]:
     except ModuleNotFoundError:
         raise NotAvailableError("TuRBO needs the package botorch: pip install 'gradveil[turbo]'") from None
     return botorch, gpytorch
-
-
-def _pycma() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it misses a plotting library that nobody asks it to use
-            import cma  # type: ignore[import-untyped, unused-ignore]
-    except ModuleNotFoundError:
-        raise NotAvailableError("CMA-ES needs the package cma: pip install cma") from None
-    return cma
