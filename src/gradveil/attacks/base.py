@@ -201,7 +201,7 @@ class AttackRegistry(Registry[Attack]):
         return factory(*(context or [BUDGETS["standard"]]), **options) if takes else factory(**options)
 
 
-ATTACKS = AttackRegistry("attack")
+ATTACKS = AttackRegistry("attack", base=Attack, group="gradveil.attacks")
 
 
 def _verify(found: Reconstruction, seen: Observation) -> None:
