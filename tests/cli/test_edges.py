@@ -60,7 +60,7 @@ def test_an_attack_that_could_not_be_saved_is_not_begun(
     seen: str, tmp_path: Path, gradveil: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").touch()
-    monkeypatch.setattr(attack, "Terminal", lambda _: pytest.fail("the search began"))
+    monkeypatch.setattr(attack, "Terminal", lambda: pytest.fail("the search began"))
     code, _, said = gradveil("attack", seen, "--out", "taken/x")
     assert (code, said) == (2, "gradveil: cannot make the folder taken/x: Not a directory\n")
 

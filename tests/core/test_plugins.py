@@ -85,7 +85,7 @@ def test_only_a_class_of_its_kind_is_built(module: str, path: str, words: str) -
 
 
 def test_a_module_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(GradveilError, match="cannot import 'no_such_package'.*PYTHONPATH"):
+    with pytest.raises(GradveilError, match=r"cannot import 'no_such_package'.*PYTHONPATH"):
         ATTACKS.admit("no_such_package:Attack")
     with pytest.raises(GradveilError, match=r"no attack is called 'mine'.*--load FILE.py"):
         ATTACKS.build("mine")

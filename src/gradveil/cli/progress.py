@@ -1,4 +1,4 @@
-"""Progress on the terminal: what is running, how far it is, how long it will still take."""
+"""What a terminal shows: what is running, how far it is, how long it will still take; and tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Task as RichTask
+from rich.table import Table
 from rich.text import Text
 
 _LOG_SECONDS = 10.0
+_WIDE = 160
+
+
+def print_table(table: Table) -> None:
+    """Print a table; in a file or a pipe, which has no edge to wrap at, a wide one."""
+    out = Console(soft_wrap=True)
+    (out if out.is_terminal else Console(width=_WIDE)).print(table)
 
 
 class Terminal:
     """Bars on a terminal; where the output is no terminal, a plain line every ten seconds instead."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
+        self.console = console = Console(stderr=True, soft_wrap=True)
         self._bars = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),

@@ -10,17 +10,15 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from gradveil.cli.progress import clock
+from gradveil.cli.progress import clock, print_table
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.lab.commands.sweep import start_of_workers
 from gradveil.lab.reproduce import ReproductionPlan, page, plan, reproduction, reproductions, run_plan
 from gradveil.lab.sweeps import Status
 
-_WIDE = 160
 _FOLDER = Path("reproductions")
 _QUIET_SECONDS = 10.0
 
@@ -46,15 +44,15 @@ def reproduce(
         typer.Option(metavar="WORD=GENERATOR", help="Generator for data that you bring. May be repeated."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="By itself cpu at the scale small, cuda at the scale paper.")
+        str | None, typer.Option(metavar="cpu|cuda", help="Default: cpu at the scale small, cuda at the scale paper.")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes on this machine; by itself as many as it has cores, with a GPU 1."),
+        typer.Option(min=1, help="Processes on this machine; default: as many as it has cores, with a GPU 1."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; by itself reproductions/NAME-SCALE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: reproductions/NAME-SCALE.")] = None,
     page_file: Annotated[
-        Path | None, typer.Option("--page", help="File of the page; by itself page.md in --out.")
+        Path | None, typer.Option("--page", help="File of the page; default: page.md in --out.")
     ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only write the page of what is done.")] = True,
     show: Annotated[bool, typer.Option("--list", help="Show all names, and what each takes.")] = False,
@@ -136,6 +134,5 @@ def _print_names() -> None:
             cases = plan(one, scale.value).cases
             costs.append(f"{cases} cases, {one.minutes[scale.value]} min" if cases else "needs your data")
         table.add_row(name, one.where, *costs, one.about)
-    out = Console(soft_wrap=True)
-    (out if out.is_terminal else Console(width=_WIDE)).print(table)  # a file or a pipe has no edge to wrap at
+    print_table(table)
     typer.echo("small: minutes of two cores; paper: minutes of one H200, estimated.")

@@ -30,7 +30,7 @@ _SHOWN = 8
 def sweep(
     study_file: Annotated[Path | None, typer.Argument(metavar="[STUDY.yaml]", help="A study: base and grid.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes on this machine; by itself as many as its cores allow, with a GPU 1.")
+        int | None, typer.Option(help="Processes on this machine; default: as many as its cores allow, with a GPU 1.")
     ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, as HOST:PORT or auto; or local.")
@@ -40,7 +40,7 @@ def sweep(
         str, typer.Option(metavar="K/N", help="Only the k-th of n parts, to share a study among machines.")
     ] = "1/1",
     retry: Annotated[bool, typer.Option("--retry", help="Run cases again that failed before.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder; by itself sweeps/ and the name of the study.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: sweeps/ and the name of the study.")] = None,
     status: Annotated[bool, typer.Option("--status", help="Say where the sweep stands, and run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
