@@ -36,7 +36,9 @@ def options_from(*models: type[BaseModel], leave_out: Collection[str] = ()) -> C
 
     It is called with a dict of the fields that were given. Code that they name by import path is loaded by then.
     """
-    fields = {name: field for model in reversed(models) for name, field in model.model_fields.items()}
+    fields: dict[str, FieldInfo] = {}
+    for model in models:
+        fields |= {name: field for name, field in model.model_fields.items() if name not in fields}
     names = {_RENAMED.get(name, name): name for name in fields if name not in leave_out}
 
     def wrapped(command: Command) -> Command:
@@ -96,7 +98,7 @@ def _parameter(option: str, name: str, field: FieldInfo) -> inspect.Parameter:
     # A text by default: what a Literal allows is said by the model, in the same words as for a file.
     kind: Any = list[str] if several else next((kind for kind in (bool, float, int) if kind in kinds), str)
     help_text, default = " ".join((field.description or "").split()), field.default
-    if default not in (None, (), False, True) and name != "device" and not field.is_required():
+    if default not in (None, ()) and not field.is_required() and kind is not bool and name != "device":
         help_text += f" [default: {', '.join(default) if several else default}]"
     read = Annotated[kind | None, typer.Option(help=help_text, metavar=_METAVARS.get(name))]
     return inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=read)

@@ -118,8 +118,10 @@ def test_a_case_that_crashes_or_cannot_run_stops_nothing_else(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     models = [f"crashing_nets:{name}" for name in ("killed", "falls", "raises")]
     fields = {"base": {**BASE, "defenses": ["none"]}, "grid": {"model": [models[0], "mlp", *models[1:]]}}
-    study, out = written(tmp_path, fields), tmp_path / "out"
-    done = CliRunner().invoke(app, ["sweep", str(study), "--out", str(out), "--workers", "2"])
+    study, out, own = written(tmp_path, fields), tmp_path / "out", ["--load", "crashing_nets"]
+    refused = CliRunner().invoke(app, ["sweep", str(study), "--out", str(out)])
+    assert "add --load crashing_nets" in str(refused.exception), "a study runs no code that nobody loaded"
+    done = CliRunner().invoke(app, ["sweep", str(study), "--out", str(out), "--workers", "2", *own])
     assert done.exit_code == 1
     assert "1 of 4 cases done, 3 failed" in done.output
     failures = {failure["title"]: failure for failure in map(read, out.glob("*/failed.json"))}
