@@ -14,9 +14,10 @@ from gradveil.attacks.against import (  # noqa: F401  (each registers its own)
     precode,
     soteria,
 )
-from gradveil.attacks.parts.counter import AGAINST, Against
+from gradveil.attacks.parts.channel import Channel
+from gradveil.attacks.parts.counter import AGAINST, Against, against
 
 WITHOUT = {"none": "the gradient was sent as it is"}
 """Defenses that nobody has to do anything about, with the reason."""
 
-__all__ = ["AGAINST", "WITHOUT", "Against"]
+__all__ = ["AGAINST", "WITHOUT", "Against", "Channel", "against"]

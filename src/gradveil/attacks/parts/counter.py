@@ -238,9 +238,11 @@ def against(
     counter_move: Callable[[Any, Observation], CounterMove | None] | None = None,
     after_steps: bool = False,
 ) -> Callable[[Callable[[Any, Observation], Channel]], Callable[[Any, Observation], Channel]]:
-    """Register what a function says of the channel of these defenses."""
+    """Register what a function says of the channel of these defenses, each of which has one."""
 
     def keep(channel: Callable[[Any, Observation], Channel]) -> Callable[[Any, Observation], Channel]:
+        if twice := AGAINST.keys() & set(names):
+            raise ValueError(f"somebody attacks {min(twice)!r} already")
         AGAINST.update(dict.fromkeys(names, Against(channel, counter_move, sentence, after_steps)))
         return channel
 
