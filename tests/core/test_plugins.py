@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.attacks import ATTACKS
+from gradveil.attacks import ATTACKS, Attack
 from gradveil.core import plugins
 from gradveil.core.errors import GradveilError, PluginWarning
 from gradveil.core.registry import Registry, split_spec
@@ -30,6 +30,10 @@ class Halved(Defense):
 class Named(Defense):
     def __init__(self, *, by: float = 2.0) -> None:
         self.by = by
+
+class Positional(Defense):
+    def __init__(self, size: float) -> None:
+        self.size = size
 
 def function() -> Defense:
     return Defense()
@@ -74,6 +78,9 @@ def test_what_has_a_name_goes_by_it(module: str) -> None:
         ("os:remove", "is no defense"),
         ("os:path.join", "is no defense"),
         ("gradveil.attacks:DLG", "is no defense"),
+        ("gradveil.defenses:Defense", "is a part of Gradveil and no defense by itself"),
+        ("gradveil.defenses:Chain", "is a part of Gradveil and no defense by itself"),
+        ("{}:Positional", r"cannot be built: missing a required argument: 'size'; options are keyword-only"),
         ("{}:Halved:to=1", "its options: by=2.0"),
         ("noise:sigma", "cannot read 'sigma' in 'noise:sigma'"),
     ],
@@ -82,6 +89,16 @@ def test_only_a_class_of_its_kind_is_built(module: str, path: str, words: str) -
     plugins.load(module)
     with pytest.raises(GradveilError, match=words):
         DEFENSES.build(path.format(module))
+
+
+def test_an_attack_without_its_method_is_one_line() -> None:
+    with pytest.raises(GradveilError, match=f"{__name__}:Unfinished is no attack yet: it lacks run"):
+        ATTACKS.build(f"{__name__}:Unfinished")
+    assert DEFENSES.canonical("gradveil.defenses:Noise:sigma=1") == "noise:sigma=1.0"
+
+
+class Unfinished(Attack):
+    """Does nothing yet."""
 
 
 def test_a_module_that_is_not_there_is_one_line() -> None:

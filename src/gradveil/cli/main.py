@@ -149,15 +149,18 @@ def _options(
 ) -> None: ...
 
 
+_format_other_warning = warnings.formatwarning
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+    if issubclass(category, PluginWarning):
+        return f"gradveil: {message}\n"
+    return _format_other_warning(message, category, *place, **line)
+
+
 def run() -> None:
     """The entry point: every error a person can act on becomes one line, as does every warning of ours."""
-    others = warnings.formatwarning
-
-    def shown(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
-        ours = issubclass(category, PluginWarning)
-        return f"gradveil: {message}\n" if ours else others(message, category, *place, **line)
-
-    warnings.formatwarning = shown
+    warnings.formatwarning = _format_warning
     try:
         app(standalone_mode=True)
     except GradveilError as error:

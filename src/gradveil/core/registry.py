@@ -20,7 +20,7 @@ import math
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, TypeVar
 
@@ -111,6 +111,11 @@ class Registry(Generic[T]):
         found = loaded_object(self.kind, path)
         if not isinstance(found, type) or not issubclass(found, self._base):
             raise GradveilError(f"{path} is no {self.kind}: name a class that inherits from {self._base.__name__}")
+        if found.__module__.startswith("gradveil.") and found not in self._factories.values():
+            raise GradveilError(f"{path} is a part of Gradveil and no {self.kind} by itself")
+        lacking = getattr(found, "__abstractmethods__", None)
+        if lacking:
+            raise GradveilError(f"{path} is no {self.kind} yet: it lacks {', '.join(sorted(lacking))}")
         return found
 
     def _read_entry_points(self) -> None:
@@ -142,7 +147,20 @@ class Registry(Generic[T]):
 
     def build(self, spec: str, *context: Any) -> T:
         name, options = self.parse(spec)
-        return self.get(name)(*context, **options)
+        return self.make(name, context, options)
+
+    def make(self, name: str, context: Sequence[Any], options: Mapping[str, Any]) -> T:
+        """Call the factory of a name.
+
+        Raises:
+            GradveilError: if it takes other arguments.
+        """
+        factory = self.get(name)
+        try:
+            inspect.signature(factory).bind(*context, **options)
+        except TypeError as error:
+            raise GradveilError(f"{self.kind} {name} cannot be built: {error}; options are keyword-only") from None
+        return factory(*context, **options)
 
     def canonical(self, spec: str) -> str:
         """The one spelling of a spec that digests and rows use: options sorted, values in Python's short form."""
