@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gradveil.assets import CATALOGUE, fetch, is_fetched, lookup, verify
-from gradveil.cli.progress import Terminal
+from gradveil.cli.progress import Terminal, say
 from gradveil.core.errors import GradveilError
 
 app = typer.Typer(help="Data sets and weights: fetch and verify.", no_args_is_help=True)
@@ -21,7 +21,7 @@ def get(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See:
     for name in names:
         folder = fetch(name, repair=True, progress=Terminal())
         asset = lookup(name)
-        typer.echo(f"{name}: {folder}  ({asset.licence}: {asset.licence_note})")
+        say(f"{name}: {folder}  ({asset.licence}: {asset.licence_note})")
 
 
 @app.command("verify")
@@ -30,11 +30,11 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]",
     bad = 0
     for name in names or CATALOGUE:
         if not is_fetched(name):
-            typer.echo(f"{name}: not fetched")
+            say(f"{name}: not fetched")
             continue
         problems = verify(name)
         bad += bool(problems)
         for line in problems or [f"{name}: good"]:
-            typer.echo(line)
+            say(line)
     if bad:
         raise GradveilError(f"{bad} asset(s) are damaged: repair them with gradveil assets get NAME")

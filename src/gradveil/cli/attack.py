@@ -12,7 +12,7 @@ import typer
 from PIL import Image
 
 from gradveil.attacks import ATTACKS, BUDGETS, save_reconstructions
-from gradveil.cli.progress import Terminal
+from gradveil.cli.progress import Terminal, say
 from gradveil.core.atomic import make_folder, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import derive
@@ -42,8 +42,8 @@ def attack(
     save_reconstructions(out / "reconstruction.safetensors", found)
     for i, one in enumerate(found):
         write_atomically(out / f"{i:03d}.png", _png(torch.cat(list(one.inputs), dim=2)))
-        typer.echo(f"{i:03d}.png  labels {one.labels.tolist()}  objective {one.objective:.3g}")
-    typer.echo(f"reconstruction: {out / 'reconstruction.safetensors'}")
+        say(f"{i:03d}.png  labels {one.labels.tolist()}  objective {one.objective:.3g}")
+    say(f"reconstruction: {out / 'reconstruction.safetensors'}")
 
 
 def _png(pixels: torch.Tensor) -> bytes:

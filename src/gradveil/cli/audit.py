@@ -24,7 +24,7 @@ from gradveil.auditing import (
     write_junit,
 )
 from gradveil.cli.options import checked_device, fields_of_file, options_from
-from gradveil.cli.progress import Terminal, print_table
+from gradveil.cli.progress import Terminal, print_table, say
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
@@ -89,13 +89,13 @@ def _run(fields: dict[str, Any], folder: Path, resume: bool, again: str) -> Audi
             return run_observed(make_observed_case(fields), folder, resume=resume, progress=Terminal())
         return run_case(make_case(fields), folder, resume=resume, progress=Terminal())
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; finished rows are kept: go on with {again}", err=True)
+        say(f"interrupted; finished rows are kept: go on with {again}", err=True)
         raise typer.Exit(130) from None
 
 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:
     """Write report.html of a saved audit anew."""
-    typer.echo(f"report: {render(folder)}")
+    say(f"report: {render(folder)}")
 
 
 def score(
@@ -117,7 +117,7 @@ def score(
         return
     for row in result.rows:
         named = [row.training, row.stage] if result.trainings else []
-        typer.echo("\t".join(map(str, (*named, row.defense, row.attack, getattr(row, metric)))))
+        say("\t".join(map(str, (*named, row.defense, row.attack, getattr(row, metric)))))
 
 
 def schema() -> None:
@@ -144,7 +144,7 @@ def _enforce(result: Audit, bounds: list[tuple[str, float]]) -> None:
                 raise GradveilError(f"{metric} was not measured under {verdict.defense}: a bound on it needs the truth")
             if verdict.identified > bound:
                 line = f"{metric} is {verdict.identified:.3g} under {verdict.defense}, above {bound:g}"
-                typer.echo(line, err=True)
+                say(line, err=True)
                 raise typer.Exit(CROSSED)
 
 
@@ -167,23 +167,24 @@ def _print_summary(result: Audit, page: Path) -> None:
             *(metric.format(getattr(row, metric.name)) for metric in metrics), styled(row.seconds, ".1f"),
         )  # fmt: skip
     print_table(table)
-    typer.echo()
+    say()
     for verdict in result.verdicts:
         _print_verdict(verdict)
     missing: dict[str, list[str]] = {}
     for name, reason in dict.fromkeys(pair for row in result.rows for pair in row.not_available.items()):
         missing.setdefault(reason, []).append(name)
     for reason, names in missing.items():
-        typer.echo(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
-    typer.echo(f"\nreport: {page}")
+        say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
+    say()
+    say(f"report: {page}")
 
 
 def _print_verdict(verdict: Verdict) -> None:
-    typer.echo(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
+    say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
     if verdict.flags:
-        typer.echo(f"  Flags: {', '.join(verdict.flags)}.")
+        say(f"  Flags: {', '.join(verdict.flags)}.")
     if verdict.rebuilt is not None:
         share, attack = verdict.rebuilt.identified, (verdict.rebuilt.attack or "").partition(":")[0]
-        typer.echo(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
+        say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
     if verdict.cost is not None:
-        typer.echo(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
+        say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")

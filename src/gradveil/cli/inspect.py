@@ -10,6 +10,7 @@ import typer
 from torch import Tensor, nn
 
 from gradveil import client, models
+from gradveil.cli.progress import say
 from gradveil.client import Inspection
 from gradveil.client.inspection import PROBE
 from gradveil.core.errors import GradveilError
@@ -52,7 +53,7 @@ def inspect(
         previous=None if previous is None else _parameters(module, _state(previous)),
     )
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        typer.echo(json.dumps(found.as_dict(), indent=2))
     else:
         _print(found)
     if found.suspicious:
@@ -108,8 +109,9 @@ def _print(found: Inspection) -> None:
     for finding in found.findings:
         word = typer.style(finding.severity, bold=True, fg="red" if finding.severity == "alarm" else None)
         measured = f" ({finding.figure:.3g}, bound {finding.bound:g})"
-        typer.echo(word + str(finding).removeprefix(finding.severity) + measured)
+        typer.echo(word, nl=False)
+        say(str(finding).removeprefix(finding.severity) + measured)
     for reason in found.left_out:
-        typer.echo(f"not checked: {reason}")
+        say(f"not checked: {reason}")
     said = "suspicious: do not train on this" if found.suspicious else "nothing suspicious was found"
     typer.secho(said, bold=True, fg="red" if found.suspicious else "green")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gradveil.cli.options import checked_device, fields_of_file, options_from
-from gradveil.cli.progress import Terminal
+from gradveil.cli.progress import Terminal, say
 from gradveil.core.errors import GradveilError
 from gradveil.core.plugins import refuse_unloaded_models
 from gradveil.federated import Training, make_training, read_training, run_training
@@ -32,7 +33,7 @@ def train(
 ) -> None:
     """Train a model among clients, with a defense or without: accuracy, time and bytes per round in train.json."""
     if compare:
-        typer.echo(f"page: {render_trainings(paths or [], out or Path('trainings.html'))}")
+        say(f"page: {render_trainings(paths or [], out or Path('trainings.html'))}")
         return
     if paths and len(paths) > 1:
         raise GradveilError("one case at a time; several folders are for --compare DIR DIR --out page.html")
@@ -48,20 +49,17 @@ def train(
         fields = read_training(folder)["case"] | given
         refuse_unloaded_models({} if "model" in given else fields)
     fields.setdefault("device", checked_device(None))
+    warn = partial(say, err=True)
     try:
-        result = run_training(make_training(fields), folder, resume=resume, progress=Terminal(), say=_warn)
+        result = run_training(make_training(fields), folder, resume=resume, progress=Terminal(), say=warn)
     except KeyboardInterrupt:
         begun = (folder / "train.json").exists()
-        _warn(f"interrupted; go on with gradveil train --out {folder} --resume" if begun else "interrupted in round 1")
+        warn(f"interrupted; go on with gradveil train --out {folder} --resume" if begun else "interrupted in round 1")
         raise typer.Exit(130) from None
     if as_json:
         sys.stdout.write((folder / "train.json").read_text())
     else:
         _print_summary(result, folder)
-
-
-def _warn(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _print_summary(result: dict[str, Any], folder: Path) -> None:
@@ -74,12 +72,12 @@ def _print_summary(result: dict[str, Any], folder: Path) -> None:
     share = rows[-1]["accuracy"]
     reached = "accuracy not evaluated" if share is None else f"{share:.1%} accuracy"
     cost = f"{seconds:.1f} s, {up:.1f} MB up, {down:.1f} MB down"
-    typer.echo(f"{reached} {under} after {what}: {cost}" + (f", {dropped} replies dropped" if dropped else ""))
+    say(f"{reached} {under} after {what}: {cost}" + (f", {dropped} replies dropped" if dropped else ""))
     if rows[-1]["loss"] is None:
-        typer.echo("the model diverged: its loss is not finite")
+        say("the model diverged: its loss is not finite")
     if "epsilon" in rows[-1]:
         spent = "infinite" if rows[-1]["epsilon"] is None else f"{rows[-1]['epsilon']:.4g}"
-        typer.echo(f"epsilon {spent} at delta {rows[-1]['delta']:g}, by the client that took part most")
+        say(f"epsilon {spent} at delta {rows[-1]['delta']:g}, by the client that took part most")
     for name, value in rows[-1]["log"].items():
-        typer.echo(f"{name} in the last round: {value:.4g}")
-    typer.echo(f"training: {folder / 'train.json'}")
+        say(f"{name} in the last round: {value:.4g}")
+    say(f"training: {folder / 'train.json'}")

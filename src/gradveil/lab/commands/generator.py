@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gradveil.cli.options import checked_device
-from gradveil.cli.progress import Terminal
+from gradveil.cli.progress import Terminal, say
 from gradveil.core.atomic import write_atomically
 from gradveil.generators import build, draw_sheet
 from gradveil.lab.generators.training import Schedule, beside, fit
@@ -50,10 +50,10 @@ def train(
         stop=_interrupt_asked(),
     )
     if result is None:
-        typer.echo("interrupted; a checkpoint is kept: go on with the same command and --resume", err=True)
+        say("interrupted; a checkpoint is kept: go on with the same command and --resume", err=True)
         raise typer.Exit(130)
-    typer.echo(f"generator: {out}")
-    typer.echo(f"draws: {beside(out)[1]}")
+    say(f"generator: {out}")
+    say(f"draws: {beside(out)[1]}")
 
 
 @app.command()
@@ -67,12 +67,12 @@ def show(
     generator = build(spec, progress=Terminal())
     write_atomically(out, draw_sheet(generator, rows=rows, seed=seed, progress=Terminal()))
     channels, height, width = generator.shape
-    typer.echo(f"{spec}: codes of {generator.latent} to images of {channels}x{height}x{width}")
-    typer.echo(f"stages: {', '.join(generator.stages)}")
+    say(f"{spec}: codes of {generator.latent} to images of {channels}x{height}x{width}")
+    say(f"stages: {', '.join(generator.stages)}")
     for key, value in generator.card.items():
         listed = value.items() if isinstance(value, dict) else ()
-        typer.echo(f"{key}: {', '.join(f'{name} {entry}' for name, entry in listed) or value}")
-    typer.echo(f"draws: {out}")
+        say(f"{key}: {', '.join(f'{name} {entry}' for name, entry in listed) or value}")
+    say(f"draws: {out}")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gradveil.cli.options import admit, checked_device
-from gradveil.cli.progress import Terminal
+from gradveil.cli.progress import Terminal, say
 from gradveil.defenses import DEFENSES
 from gradveil.lab.leaderboard import SHOWN, enter, render_leaderboard, settings_named
 
@@ -36,8 +36,8 @@ def leaderboard(
     where, settings = checked_device(device), settings_named(setting or [])
     progress = Terminal()
     for one in settings if chosen else []:
-        typer.echo(f"{one.name}: {one.title}", err=True)
+        say(f"{one.name}: {one.title}", err=True)
         for path in enter(one, chosen, out, work, device=where, train=training, progress=progress):
             render_leaderboard(out)
-            typer.echo(f"entered {path}", err=True)
-    typer.echo(f"leaderboard: {render_leaderboard(out)}")
+            say(f"entered {path}", err=True)
+    say(f"leaderboard: {render_leaderboard(out)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,15 +11,13 @@ import torch
 import typer
 from rich.table import Table
 
-from gradveil.cli.progress import clock, print_table
+from gradveil.cli.progress import print_table, say
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
-from gradveil.lab.commands.sweep import start_of_workers
+from gradveil.lab.commands.sweep import Board, start_of_workers
 from gradveil.lab.reproduce import ReproductionPlan, page, plan, reproduction, reproductions, run_plan
-from gradveil.lab.sweeps import Status
 
 _FOLDER = Path("reproductions")
-_QUIET_SECONDS = 10.0
 
 
 class Size(StrEnum):
@@ -79,13 +76,14 @@ def reproduce(
         on_gpu = chosen == "cuda"
         count, start = workers or (1 if on_gpu else os.cpu_count() or 1), start_of_workers(on_gpu)
         try:
-            run_plan(planned, folder, workers=count, start=start, report=_Lines())
+            with Board(folder) as board:
+                run_plan(planned, folder, workers=count, start=start, report=board.show)
         except KeyboardInterrupt:
-            typer.echo("interrupted; what is done is kept: the same command goes on from there", err=True)
+            say("interrupted; what is done is kept: the same command goes on from there", err=True)
             raise typer.Exit(130) from None
     target = page_file or folder / "page.md"
     write_atomically(target, page(planned, folder).encode())
-    typer.echo(target)
+    say(target)
 
 
 def _check(planned: ReproductionPlan, run: bool) -> None:
@@ -111,19 +109,6 @@ def _brought(option: str, given: list[str] | None) -> dict[str, str]:
     return {word: spec for word, _, spec in pairs}
 
 
-class _Lines:
-    """A line when something was done, but not more often than every ten seconds."""
-
-    def __init__(self) -> None:
-        self._printed, self._done = time.monotonic(), 0
-
-    def __call__(self, now: Status) -> None:
-        if now.done != self._done and time.monotonic() - self._printed > _QUIET_SECONDS:
-            self._printed, self._done = time.monotonic(), now.done
-            rest = "" if now.estimate is None else f", about {clock(now.estimate)} left"
-            typer.echo(f"{now.done} of {now.total} cases done, {len(now.failed)} failed{rest}", err=True)
-
-
 def _print_names() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("name", "in the paper", "small", "paper", "what it is"):
@@ -135,4 +120,4 @@ def _print_names() -> None:
             costs.append(f"{cases} cases, {one.minutes[scale.value]} min" if cases else "needs your data")
         table.add_row(name, one.where, *costs, one.about)
     print_table(table)
-    typer.echo("small: minutes of two cores; paper: minutes of one H200, estimated.")
+    say("small: minutes of two cores; paper: minutes of one H200, estimated.")
