@@ -108,7 +108,6 @@ def test_somebody_elses_metric_defense_adversary_and_attack(folder: Path) -> Non
     assert "Worst pixel&nbsp;" in page
     assert "The largest difference between two pixels" in page
 
-    assert "Worst pixel" in (folder / "a" / "report.html").read_text()
     gradveil(folder, "report", "a")
     assert "Worst pixel" not in (folder / "a" / "report.html").read_text(), "nobody told it what the numbers mean"
     unknown = gradveil(folder, "score", "a", code=2)
@@ -126,10 +125,9 @@ def test_a_class_by_its_import_path(folder: Path, monkeypatch: pytest.MonkeyPatc
     gradveil(folder, "audit", *TINY, *own, "--out", "a")
     case = json.loads((folder / "a" / "audit.json").read_text())["case"]
     assert (case["defenses"], case["attacks"]) == (["my_defense:Unnamed:tensor=body.0.weight"], ["grey"])
-    refused = gradveil(folder, "score", "a", code=2)
-    assert "attack" in refused or "defense 'my_defense:Unnamed' is code that is not loaded" in refused
+    refused = gradveil(folder, "score", "a", "--load", "my_attack", code=2)
+    assert "defense 'my_defense:Unnamed' is code that is not loaded" in refused
     gradveil(folder, "score", "a", "--load", "my_defense", "--load", "my_attack.py")
-    gradveil(folder, "report", "a")
 
     (folder / "case.yaml").write_text(json.dumps({**case, "device": "cpu"}))
     refused = gradveil(folder, "audit", "case.yaml", "--load", "my_attack", "--out", "b", code=2)

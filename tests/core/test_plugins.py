@@ -153,6 +153,11 @@ def test_fields_of_a_file_name_no_model_that_nobody_loaded(model: str) -> None:
     plugins.refuse_unloaded_models({"model": "imprint:bins=4 > lenet:init=wide", "title": "a: b"})
 
 
+def test_fields_of_a_file_may_name_a_model_that_somebody_loaded(module: str) -> None:
+    plugins.load(module)
+    plugins.refuse_unloaded_models({"model": f"imprint > {module}:function"})
+
+
 def test_import_paths_and_names_are_told_apart() -> None:
     assert split_spec("a.b:C") == ("a.b:C", {})
     assert split_spec("b : C.D : k = 1") == ("b:C.D", {"k": "1"})
