@@ -20,9 +20,11 @@ import typer
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS
+from gradveil.auditing import Case
 from gradveil.core.errors import PluginWarning
 from gradveil.core.locks import LOCK, claimed, holder
 from gradveil.defenses import DEFENSES
+from gradveil.federated import Training
 from gradveil.threat import save_observations
 
 with warnings.catch_warnings():
@@ -218,6 +220,17 @@ def test_the_table_of_commands_says_what_they_do() -> None:
         command = group.get_command(click.Context(group), name)
         assert command is not None
         assert str(command.help).partition("\n")[0] == text
+
+
+def test_every_field_of_a_case_has_an_option_with_its_description_and_default() -> None:
+    found = dict(helps(typer.main.get_command(main.app), "gradveil"))
+    for command, model, by_hand in (("audit", Case, {"recipe", "unfit"}), ("train", Training, set())):
+        text = " ".join(found[f"gradveil {command}"].split())
+        for name, field in model.model_fields.items():
+            option = {"attacks": "attack", "defenses": "defense"}.get(name, name).replace("_", "-")
+            assert name in by_hand or f" --{option} " in text
+            assert name in by_hand or " ".join(str(field.description).split()) in text
+    assert "[default: none, noise:sigma=0.1]" in " ".join(found["gradveil audit"].split())
 
 
 def test_the_lines_of_list_are_those_of_the_registries() -> None:
