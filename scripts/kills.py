@@ -18,6 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # one thread: what is forked from here star
 
 import argparse
 import hashlib
+import importlib
 import io
 import itertools
 import json
@@ -42,7 +43,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from gradveil.assets import CATALOGUE, Asset, Package
-from gradveil.cli.main import run
+from gradveil.cli.main import COMMANDS, run
 from gradveil.core.locks import LOCK, holder
 
 ATTACK = "ig:iterations=20,restarts=2"
@@ -451,6 +452,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     chosen = parser.parse_args()
     names = chosen.only or list(SCENARIOS)
+    if chosen.warm:
+        for place, _ in COMMANDS.values():
+            importlib.import_module(place.partition(":")[0])
     with tempfile.TemporaryDirectory(prefix="gradveil-kills-") as folder, registry():
         campaign = Campaign(Path(folder), random.Random(chosen.seed), warm=chosen.warm)
         for name in itertools.cycle(names):

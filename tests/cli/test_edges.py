@@ -19,7 +19,12 @@ import torch
 import typer
 
 from exchanges import observed, private_batches
+from gradveil.attacks import ATTACKS
+from gradveil.auditing import Case
+from gradveil.core.errors import PluginWarning
 from gradveil.core.locks import LOCK, claimed, holder
+from gradveil.defenses import DEFENSES
+from gradveil.federated import Training
 from gradveil.threat import save_observations
 
 with warnings.catch_warnings():
@@ -60,7 +65,7 @@ def test_an_attack_that_could_not_be_saved_is_not_begun(
     seen: str, tmp_path: Path, gradveil: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").touch()
-    monkeypatch.setattr(attack, "Terminal", lambda _: pytest.fail("the search began"))
+    monkeypatch.setattr(attack, "Terminal", lambda: pytest.fail("the search began"))
     code, _, said = gradveil("attack", seen, "--out", "taken/x")
     assert (code, said) == (2, "gradveil: cannot make the folder taken/x: Not a directory\n")
 
@@ -217,8 +222,87 @@ def test_the_table_of_commands_says_what_they_do() -> None:
         assert str(command.help).partition("\n")[0] == text
 
 
+def test_every_field_of_a_case_has_an_option_with_its_description_and_default() -> None:
+    found = dict(helps(typer.main.get_command(main.app), "gradveil"))
+    for command, model, by_hand in (("audit", Case, {"recipe", "unfit"}), ("train", Training, set())):
+        text = " ".join(found[f"gradveil {command}"].split())
+        for name, field in model.model_fields.items():
+            option = {"attacks": "attack", "defenses": "defense"}.get(name, name).replace("_", "-")
+            assert name in by_hand or f" --{option} " in text
+            assert name in by_hand or " ".join(str(field.description).split()) in text
+    assert "[default: none, noise:sigma=0.1]" in " ".join(found["gradveil audit"].split())
+
+
 def test_the_lines_of_list_are_those_of_the_registries() -> None:
     assert json.loads(listing.NAMES.read_text()) == listing.registered(), "run python -m gradveil.cli.listing"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package with two defenses, one of them broken and one under a name of ours."""
+    (tmp_path / "mine-1.5.dist-info").mkdir()
+    (tmp_path / "mine-1.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.5\n")
+    (tmp_path / "mine-1.5.dist-info" / "entry_points.txt").write_text(
+        "[gradveil.defenses]\nquiet = mine_quiet:Quiet\nnoise = mine_quiet:Quiet\n"
+        "[gradveil.attacks]\nloud = mine_loud:Loud\n"
+    )
+    (tmp_path / "mine_quiet.py").write_text("from gradveil.defenses import Defense\nclass Quiet(Defense): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(DEFENSES, "_group", "gradveil.defenses")
+    monkeypatch.setattr(ATTACKS, "_group", "gradveil.attacks")
+    yield
+    for name, registry in {"quiet": DEFENSES, "loud": ATTACKS}.items():
+        registry._factories.pop(name, None)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_is_listed_and_a_broken_one_is_one_line(gradveil: Command) -> None:
+    code, out, _ = gradveil("list", "defenses")
+    assert code == 0
+    assert re.search(r"^quiet +from mine 1\.5 *$", out, flags=re.MULTILINE)
+    assert len(re.findall(r"^noise ", out, flags=re.MULTILINE)) == 1
+    with pytest.warns(PluginWarning, match="defense 'noise' of mine is left out: it is the name of another"):
+        code, _, said = gradveil("train", "--defense", "quiet", "--clients", "2", "--per-round", "3")
+    assert (code, said) == (2, "gradveil: 3 clients per round are more than the 2 there are\n")
+    code, _, said = gradveil("audit", "--attack", "loud")
+    assert code == 2
+    assert said.startswith("gradveil: cannot import 'mine_loud' (ModuleNotFoundError")
+    assert said.count("\n") == 1
+
+
+def test_a_warning_about_a_package_is_one_line() -> None:
+    script = """
+import sys, warnings
+from gradveil.cli import main
+from gradveil.core.errors import PluginWarning
+main.app = lambda **_: (warnings.warn("one is left out", PluginWarning), sys.exit(0))
+main.run()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "gradveil: one is left out\n")
+
+
+@pytest.mark.parametrize("command", sorted(main.LOADING))
+def test_every_command_that_names_somebodys_own_can_load_it(command: str) -> None:
+    group = typer.main.get_command(main.app)
+    found = dict(helps(group, "gradveil"))
+    below = {name: text for name, text in found.items() if f"{name} ".startswith(f"gradveil {command} ")}
+    assert below
+    assert all("--load FILE.py" in text for text in below.values() if "[OPTIONS] COMMAND" not in text)
+
+
+def test_a_case_file_runs_no_code(tmp_path: Path, gradveil: Command) -> None:
+    (tmp_path / "victim").touch()
+    for field, spec in {
+        "model": "os:remove:path=victim", "defenses": ["os:remove"], "attacks": ["antigravity:fly"],
+    }.items():  # fmt: skip
+        (tmp_path / "case.yaml").write_text(json.dumps({field: spec}))
+        code, _, said = gradveil("audit", "case.yaml", "--out", "a")
+        assert code == 2
+        assert said.count("\n") == 1
+        assert re.search("is code that is not loaded: if you trust it, add --load|is no defense", said)
+    assert (tmp_path / "victim").exists()
+    assert "antigravity" not in sys.modules
 
 
 def test_help_version_and_list_need_no_torch() -> None:

@@ -94,7 +94,7 @@ def test_a_factory_elsewhere_is_imported_when_it_is_needed(tools: Registry[objec
     tools.register_path("nothing", "no_such_library_anywhere:make")
     assert list(tools) == ["fraction", "nail", "nothing", "saw"]
     assert tools.build("fraction", 1, 2) == Fraction(1, 2)
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(GradveilError, match="cannot import 'no_such_library_anywhere'"):
         tools.get("nothing")
     with pytest.raises(UnknownNameError, match="did you mean fraction"):
         tools.get("fractoin")

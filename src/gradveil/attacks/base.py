@@ -194,12 +194,12 @@ class AttackRegistry(Registry[Attack]):
     def build(self, spec: str, *context: Any) -> Attack:
         """The attack of a spec. A budget, if given, goes to attacks that take a ``budget``."""
         name, options = self.parse(spec)
-        factory = self.get(name)
-        takes = any(parameter.strip("_") == "budget" for parameter in inspect.signature(factory).parameters)
-        return factory(*(context or [BUDGETS["standard"]]), **options) if takes else factory(**options)
+        parameters = inspect.signature(self.get(name)).parameters
+        takes = any(parameter.strip("_") == "budget" for parameter in parameters)
+        return self.make(name, (context or (BUDGETS["standard"],)) if takes else (), options)
 
 
-ATTACKS = AttackRegistry("attack")
+ATTACKS = AttackRegistry("attack", base=Attack, group="gradveil.attacks")
 
 
 def _verify(found: Reconstruction, seen: Observation) -> None:

@@ -47,27 +47,37 @@ Attacks = Annotated[tuple[str, ...], AfterValidator(_known_attacks)]
 class Case(BaseModel):
     """One audit: private data, model, recipe, adversary, and the defenses and attacks to cross."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)  # the help of options
 
     data: str = "cifar10-samples"
+    """Private data, such as cifar10-samples."""
     model: str = "lenet:init=wide"
+    """Model, such as lenet:init=wide, or pkg.module:factory."""
     defenses: tuple[str, ...] = ("none", "noise:sigma=0.1")
+    """Defense, such as noise:sigma=0.1, or pkg.module:Class. Repeatable."""
     attacks: Attacks = ()
+    """Attack, such as ig:tv=0.01, or pkg.module:Class. Repeatable; default: the suite that the budget names."""
     threat: str = "C"
+    """Threat model A to H, with extras as in C+labels."""
     images: int = Field(default=4, ge=1)
+    """How many private images."""
     every: int = Field(default=1, ge=1)
-    """Private images are every k-th of the data set, from its first."""
+    """Take every k-th image of the data set, from its first."""
     batch_size: int = Field(default=1, ge=1)
-    """Private examples behind one update."""
+    """Private images behind one update."""
     recipe: Recipe = Recipe()
     restarts: int | None = Field(default=None, ge=1)
+    """Restarts of each attack; default: as the budget says."""
     budget: BudgetName = "standard"
+    """quick, standard or thorough: how many attacks, and how hard they try."""
     gallery: int = Field(default=100, ge=2)
-    """How many pictures a reconstruction has to pick the private one out of."""
+    """Pictures to pick the private one out of."""
     seed: int = Field(default=0, ge=0)
+    """All random draws derive from it."""
     training: tuple[str, ...] = ()
-    """Folders of ``gradveil train``, one of them without a defense: what a defense costs is read off them."""
+    """Read what a defense costs off this gradveil train folder; one has to be without a defense. Repeatable."""
     device: Device = "cpu"
+    """cpu or cuda; default: cuda if available."""
     unfit: Literal["refuse", "leave out"] = "refuse"
     """What becomes of defenses that cannot work on the model: the audit refuses to start, or goes on without them."""
 
@@ -123,10 +133,10 @@ def make_case(fields: dict[str, Any]) -> Case:
 class ObservedCase(BaseModel):
     """An audit of saved exchanges: they fix data, model, recipe, defense and threat model; the attacks are left."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     observations: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Folders of trainings with taps, or of observation files."""
+    """Attack exchanges that gradveil train --tap saved instead, or a folder of observation files. Repeatable."""
     model: str | None = None
     """The user's own model, where the files name one by import path."""
     attacks: Attacks = ()

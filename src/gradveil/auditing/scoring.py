@@ -18,7 +18,7 @@ from gradveil.core.progress import SILENT, Progress
 from gradveil.core.types import Batch, Domain
 from gradveil.data import ImageSet
 from gradveil.metrics import LPIPS, label_accuracy, matching_order, ranks, score, wilson
-from gradveil.metrics.table import ImageMetrics
+from gradveil.metrics.table import ImageMetrics, own_metrics
 from gradveil.models import representation
 
 MEANS = (*ImageMetrics.model_fields, "identified")
@@ -71,12 +71,13 @@ class Judge:
         )
         right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         means, line_up = scores.means(), len(private.gallery)
-        infinite = [name for name in MEANS if not math.isfinite(means.get(name, 0.0))]
+        names = (*MEANS, *own_metrics())
+        infinite = [name for name in names if not math.isfinite(means.get(name, 0.0))]
         columns = {name: values.tolist() for name, values in scores.per_image.items()}
         source = [one for one in found for _ in one.inputs]
         return Judgement(
             images=len(truth),
-            **{name: means.get(name) for name in MEANS},
+            **{name: means.get(name) for name in names},
             identified_interval=wilson(int(scores.per_image["identified"].sum()), len(truth)),
             identified_by=scores.identified_by,
             gallery=line_up,

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from gradveil.assets import CATALOGUE, fetch, is_fetched, lookup, verify
-from gradveil.cli.progress import Terminal
+from gradveil.cli.progress import Terminal, say
 from gradveil.core.errors import GradveilError
 
 app = typer.Typer(help="Data sets and weights: fetch and verify.", no_args_is_help=True)
-_errors = Console(stderr=True)
-_out = Console(soft_wrap=True)
 
 
 @app.command()
@@ -22,9 +19,9 @@ def get(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See:
     for name in names:
         lookup(name)
     for name in names:
-        folder = fetch(name, repair=True, progress=Terminal(_errors))
+        folder = fetch(name, repair=True, progress=Terminal())
         asset = lookup(name)
-        _out.print(f"{name}: {folder}  ({asset.licence}: {asset.licence_note})", highlight=False, markup=False)
+        say(f"{name}: {folder}  ({asset.licence}: {asset.licence_note})")
 
 
 @app.command("verify")
@@ -33,11 +30,11 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]",
     bad = 0
     for name in names or CATALOGUE:
         if not is_fetched(name):
-            _out.print(f"{name}: not fetched", highlight=False)
+            say(f"{name}: not fetched")
             continue
         problems = verify(name)
         bad += bool(problems)
         for line in problems or [f"{name}: good"]:
-            _out.print(line, highlight=False, markup=False)
+            say(line)
     if bad:
         raise GradveilError(f"{bad} asset(s) are damaged: repair them with gradveil assets get NAME")

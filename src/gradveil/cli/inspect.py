@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from torch import Tensor, nn
 
 from gradveil import client, models
-from gradveil.client import Finding, Inspection
+from gradveil.cli.progress import say
+from gradveil.client import Inspection
 from gradveil.client.inspection import PROBE
 from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import read_state, read_tensors, written_by_gradveil
@@ -22,8 +21,6 @@ from gradveil.threat import load_observations
 from gradveil.threat.storage import KIND, Header
 
 SUSPICIOUS = 3
-
-_out = Console(soft_wrap=True)
 
 
 def inspect(
@@ -56,7 +53,7 @@ def inspect(
         previous=None if previous is None else _parameters(module, _state(previous)),
     )
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        typer.echo(json.dumps(found.as_dict(), indent=2))
     else:
         _print(found)
     if found.suspicious:
@@ -110,14 +107,11 @@ def _fill_buffers(module: nn.Module, state: dict[str, Tensor]) -> None:
 
 def _print(found: Inspection) -> None:
     for finding in found.findings:
-        _out.print(_shown(finding))
+        word = typer.style(finding.severity, bold=True, fg="red" if finding.severity == "alarm" else None)
+        measured = f" ({finding.figure:.3g}, bound {finding.bound:g})"
+        typer.echo(word, nl=False)
+        say(str(finding).removeprefix(finding.severity) + measured)
     for reason in found.left_out:
-        _out.print(f"not checked: {reason}", highlight=False, markup=False)
+        say(f"not checked: {reason}")
     said = "suspicious: do not train on this" if found.suspicious else "nothing suspicious was found"
-    _out.print(Text(said, style="bold red" if found.suspicious else "bold green"))
-
-
-def _shown(finding: Finding) -> Text:
-    style = "bold red" if finding.severity == "alarm" else "bold"
-    measured = f" ({finding.figure:.3g}, bound {finding.bound:g})"
-    return Text.assemble((finding.severity, style), str(finding).removeprefix(finding.severity), measured)
+    typer.secho(said, bold=True, fg="red" if found.suspicious else "green")

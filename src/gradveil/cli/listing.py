@@ -1,4 +1,4 @@
-"""``gradveil list``: what there is, with options and one line each.
+"""``gradveil list``: what there is, with options and one line each; of other packages, where it comes from.
 
 What is registered is known once torch is loaded, which takes seconds. So its lines are kept in ``names.json``, which
 ``python -m gradveil.cli.listing`` writes anew. A test fails where it is old.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +47,9 @@ def show(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
     else:
         titles = ["name", "title", "knows and may"] if kind is Kind.THREATS else ["name", "options", "what it is"]
         rows = json.loads(NAMES.read_text())[kind]
+        ours = {name for name, *_ in rows}
+        installed = (point for point in entry_points(group=f"gradveil.{kind}") if point.name not in ours)
+        rows += [[one.name, "", f"from {one.dist.name} {one.dist.version}" if one.dist else ""] for one in installed]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in titles:
         table.add_column(title, overflow="fold")

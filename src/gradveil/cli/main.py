@@ -12,6 +12,7 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import sys
+import warnings
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import typer
 import typer.core
 
 from gradveil import __version__
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, PluginWarning
 
 INTERRUPTED = "gradveil: interrupted"
 COMMANDS = {
@@ -65,14 +66,28 @@ COMMANDS = {
     "assets": ("gradveil.cli.assets:app", "Data sets and weights: fetch and verify."),
     "bench": ("gradveil.lab.commands.bench:app", "Benchmarks, each against a baseline in the same run."),
     "generator": (
-        "gradveil.cli.generator:app",
+        "gradveil.lab.commands.generator:app",
         "Generators, the prior of generative attacks: train one, look at one.",
     ),
 }
 """By name: where a command is, and what it does. Help reads this table alone: most commands load torch."""
 
+LOADING = COMMANDS.keys() - {"schema", "list", "assets"}
+"""Commands that name attacks, defenses, models, generators or metrics, which may be somebody's own."""
+
 # Where Rich is installed, Typer escapes brackets for it even in help that Rich does not print: "\\[default: ig]".
 typer.core.HAS_RICH = False
+
+
+def _load_option() -> click.Option:
+    def load(_context: click.Context, _option: click.Parameter, named: tuple[str, ...]) -> None:
+        for what in named:
+            import_module("gradveil.core.plugins").load(what)
+
+    return click.Option(
+        ["--load"], multiple=True, expose_value=False, is_eager=True, callback=load, metavar="FILE.py",
+        help="Run your own file, or import package.module, first: it registers attacks, defenses and more. Repeatable.",
+    )  # fmt: skip
 
 
 class Commands(typer.core.TyperGroup):
@@ -92,6 +107,9 @@ class Commands(typer.core.TyperGroup):
             found = alone
         command = typer.main.get_command(found)
         command.name = cmd_name
+        for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+            if cmd_name in LOADING:
+                one.params.append(_load_option())
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -131,8 +149,18 @@ def _options(
 ) -> None: ...
 
 
+_format_other_warning = warnings.formatwarning
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+    if issubclass(category, PluginWarning):
+        return f"gradveil: {message}\n"
+    return _format_other_warning(message, category, *place, **line)
+
+
 def run() -> None:
-    """The entry point: every error a person can act on becomes one line."""
+    """The entry point: every error a person can act on becomes one line, as does every warning of ours."""
+    warnings.formatwarning = _format_warning
     try:
         app(standalone_mode=True)
     except GradveilError as error:

@@ -1,4 +1,4 @@
-"""Progress on the terminal: what is running, how far it is, how long it will still take."""
+"""What a terminal shows: lines, tables, and what is running, how far it is, how long it will still take."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Task as RichTask
+from rich.table import Table
 from rich.text import Text
 
 _LOG_SECONDS = 10.0
+_WIDE = 160
+
+
+def say(line: object = "", *, err: bool = False) -> None:
+    """Print a line. What it quotes may be a stranger's: nothing in it breaks the line or steers the terminal."""
+    typer.echo("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in str(line)), err=err)
+
+
+def print_table(table: Table) -> None:
+    """Print a table; in a file or a pipe, which has no edge to wrap at, a wide one."""
+    out = Console(soft_wrap=True, markup=False)
+    (out if out.is_terminal else Console(width=_WIDE, markup=False)).print(table)
 
 
 class Terminal:
     """Bars on a terminal; where the output is no terminal, a plain line every ten seconds instead."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
+        self.console = console = Console(stderr=True, soft_wrap=True)
         self._bars = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),

@@ -47,6 +47,10 @@ class BadFileError(GradveilError):
     """A file from outside that is truncated, too large, of another kind or holds impossible values."""
 
 
+class PluginWarning(UserWarning):
+    """An installed package offers something that cannot be used. The command line prints its one line."""
+
+
 def in_one_line(error: Exception) -> str:
     """What somebody else's code raised, fit for the one line of an error."""
     return " ".join(f"{type(error).__name__}: {error}".split())

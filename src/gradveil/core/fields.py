@@ -16,7 +16,8 @@ _KINDS: dict[Any, str] = {bool: "true or false", str: "a text", float: "a number
 class Fields(BaseModel):
     """Fields that cannot change. What is wrong with one is a GradveilError, not pydantic's.
 
-    It says what the field is: its description or, where it has none, its type.
+    It says what a good value is: the title of the field or, where it has none, its type. The description says that
+    too, unless attributes have docstrings (``use_attribute_docstrings``): those are the help of options.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -39,12 +40,12 @@ class Fields(BaseModel):
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
             return f"a {cls.__name__.lower()} has no field {name!r}; {hint}"
         spelled = name.replace("_", "-") if cls.dashed else name
-        return f"{spelled} is {_meaning(known[name])}, not {shown(first['input'])}"
+        helped = cls.model_config.get("use_attribute_docstrings", False)
+        meaning = known[name].title or (None if helped else known[name].description) or _kind(known[name])
+        return f"{spelled} is {meaning}, not {shown(first['input'])}"
 
 
-def _meaning(field: FieldInfo) -> str:
-    if field.description is not None:
-        return field.description
+def _kind(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return f"one of {', '.join(get_args(field.annotation))}"
     kinds = field.annotation, *get_args(field.annotation)

@@ -15,29 +15,39 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, TypeVar
 
-from gradveil.core.errors import SpecError, UnknownNameError
+from gradveil.core.errors import GradveilError, PluginWarning, SpecError, UnknownNameError
+from gradveil.core.plugins import import_module, import_object, loaded_object
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
-    """Factories by name. Keyword-only arguments of a factory are its options; positional ones come from the caller."""
+    """Factories by name. Keyword-only arguments of a factory are its options; positional ones come from the caller.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    Args:
+        kind: what errors call an entry.
+        base: the class of the entries, where ``package.module:Class`` is a name too. The module must be loaded.
+        group: of entry points, by which installed packages add names. They are read when a name is not known.
+    """
+
+    def __init__(self, kind: str, *, base: type[T] | None = None, group: str = "") -> None:
+        self.kind, self._base, self._group = kind, base, group
         self._factories: dict[str, Callable[..., T] | str] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
         def keep(factory: F) -> F:
+            if self._factories.get(name) == f"{factory.__module__}:{factory.__qualname__}":
+                del self._factories[name]  # what an entry point promised
             self._add(name, factory)
             return factory
 
@@ -56,14 +66,68 @@ class Registry(Generic[T]):
         return iter(sorted(self._factories))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._factories
+        if name in self._factories or not isinstance(name, str):
+            return name in self._factories
+        if ":" not in name:
+            self._read_entry_points()
+            return name in self._factories
+        try:
+            return self._by_path(name) is not None
+        except GradveilError:
+            return False
 
     def get(self, name: str) -> Callable[..., T]:
-        factory = find(self.kind, name, self._factories)
+        """The factory of a name.
+
+        Raises:
+            GradveilError: if there is none of that name, or its code cannot be, or was not, loaded.
+        """
+        if ":" in name:
+            return self._by_path(name)
+        if name not in self._factories:
+            self._read_entry_points()
+        factory = find(self.kind, name, self._factories, own=self._base is not None)
         if isinstance(factory, str):
-            module, _, attribute = factory.partition(":")
-            self._factories[name] = factory = getattr(importlib.import_module(module), attribute)
+            found: Callable[..., T] = import_object(factory)
+            self._factories[name] = factory = found
         return factory
+
+    def admit(self, spec: str) -> None:
+        """Import what a spec names by import path: for specs that a person typed, never for those of a file."""
+        for link in self.links(spec):
+            module, colon, _ = split_spec(link)[0].partition(":")
+            if colon and self._base is not None and module not in self._factories:
+                import_module(module)
+
+    def links(self, spec: str) -> list[str]:
+        """The specs that one is made of, where it can be made of several."""
+        return [spec]
+
+    def _by_path(self, path: str) -> Callable[..., T]:
+        name, _, rest = path.partition(":")
+        if self._base is None or name in self._factories:
+            find(self.kind, name, self._factories)
+            raise SpecError(f"cannot read {rest!r} in {path!r}; write NAME:OPTION=VALUE,OPTION=VALUE")
+        found = loaded_object(self.kind, path)
+        if not isinstance(found, type) or not issubclass(found, self._base):
+            raise SpecError(f"{path} is no {self.kind}: name a class that inherits from {self._base.__name__}")
+        if found.__module__.startswith("gradveil.") and found not in self._factories.values():
+            raise SpecError(f"{path} is a part of Gradveil and no {self.kind} by itself")
+        lacking = getattr(found, "__abstractmethods__", None)
+        if lacking:
+            raise SpecError(f"{path} is no {self.kind} yet: it lacks {', '.join(sorted(lacking))}")
+        return found
+
+    def _read_entry_points(self) -> None:
+        """Add the names of installed packages; none of them takes the place of a name that is there."""
+        group, self._group = self._group, ""
+        for point in entry_points(group=group) if group else ():
+            path, package = f"{point.module}:{point.attr}", point.dist.name if point.dist else "a package"
+            if not point.attr or self._factories.get(point.name, path) != path:
+                reason = "names no class" if not point.attr else "is the name of another"
+                warnings.warn(f"{self.kind} {point.name!r} of {package} is left out: it {reason}", PluginWarning, 2)
+            else:
+                self._factories[point.name] = path
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """The options of one entry: keyword-only parameters of its factory, with the types that they are read as."""
@@ -76,19 +140,35 @@ class Registry(Generic[T]):
     def parse(self, spec: str) -> tuple[str, dict[str, Any]]:
         """A spec as its name and checked options."""
         name, raw = split_spec(spec)
+        if ":" in name:  # what has a name goes by it, so that there is one spelling
+            found = self.get(name)
+            name = next((known for known, factory in self._factories.items() if factory is found), name)
         return name, parse_options(self.kind, name, self.options(name), raw)
 
     def build(self, spec: str, *context: Any) -> T:
         name, options = self.parse(spec)
-        return self.get(name)(*context, **options)
+        return self.make(name, context, options)
+
+    def make(self, name: str, context: Sequence[Any], options: Mapping[str, Any]) -> T:
+        """Call the factory of a name.
+
+        Raises:
+            GradveilError: if it takes other arguments.
+        """
+        factory = self.get(name)
+        try:
+            inspect.signature(factory).bind(*context, **options)
+        except TypeError as error:
+            raise SpecError(f"{self.kind} {name} cannot be built: {error}; options are keyword-only") from None
+        return factory(*context, **options)
 
     def canonical(self, spec: str) -> str:
         """The one spelling of a spec that digests and rows use: options sorted, values in Python's short form."""
         return join_spec(*self.parse(spec))
 
 
-def find(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry of a table.
+def find(kind: str, name: str, table: Mapping[str, T], *, own: bool = False) -> T:
+    """The entry of a table; ``own``: people add entries of their own.
 
     Raises:
         UnknownNameError: if there is none of that name; the line suggests names that are like it.
@@ -96,14 +176,18 @@ def find(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         near = difflib.get_close_matches(name, table, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(sorted(table))}"
-        raise UnknownNameError(f"no {kind} is called {name!r}; {hint}")
+        more = " (your own: add --load FILE.py)" if own else ""
+        raise UnknownNameError(f"no {kind} is called {name!r}; {hint}{more}")
     return table[name]
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a function or class; their annotations are types, not text."""
     fields = dataclasses.is_dataclass(factory)  # theirs are resolved where each was declared
-    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) and not fields else factory)
+    try:
+        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) and not fields else factory)
+    except NameError as error:  # such as a name that only a type checker imports
+        raise SpecError(f"the types of the options of {factory.__qualname__} are not known: {error}") from None
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -119,7 +203,10 @@ def parse_options(
     options = {}
     for key, text in raw.items():
         if key not in known:
-            listed = ", ".join(f"{k}={_show(p.default)}" for k, p in known.items()) or "none"
+            listed = (
+                ", ".join(f"{k}={_show(p.default)}" for k, p in known.items())
+                or "none, for it has no keyword-only arguments"
+            )
             raise SpecError(f"{kind} {name!r} has no option {key!r}; its options: {listed}")
         options[key] = value = _convert(text, known[key].annotation, f"{kind} {name}: option {key}")
         if isinstance(value, float) and not math.isfinite(value):  # a search with it finds nothing, and looks safe
@@ -131,8 +218,15 @@ def parse_options(
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """``name:key=value,key=value`` as name and raw options."""
+    """``name:key=value,key=value`` as name and raw options; a name may be an import path, ``package.module:Class``.
+
+    >>> split_spec("noise:sigma=0.1"), split_spec("mine.defenses:Signs:size=2")
+    (('noise', {'sigma': '0.1'}), ('mine.defenses:Signs', {'size': '2'}))
+    """
     name, _, rest = spec.strip().partition(":")
+    target, _, options = rest.partition(":")
+    if all(part.isidentifier() for part in target.strip().split(".")):
+        name, rest = f"{name.strip()}:{target.strip()}", options
     raw: dict[str, str] = {}
     for part in filter(None, (piece.strip() for piece in rest.split(","))):
         key, equals, value = part.partition("=")

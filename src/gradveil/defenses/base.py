@@ -173,7 +173,8 @@ class Defense:
     def _require(self, good: bool, option: str, allowed: str) -> None:
         """Raise unless an option is good."""
         if not good:
-            raise GradveilError(f"defense {self.name}: {option} is {allowed}, not {getattr(self, option)}")
+            name = self.name or type(self).__name__
+            raise GradveilError(f"defense {name}: {option} is {allowed}, not {getattr(self, option)}")
 
     def planned(self) -> Guarantee | None:
         """What the training that its options plan will have spent; None: they plan none."""
@@ -357,7 +358,7 @@ def links_of(defense: Defense) -> list[Defense]:
 class DefenseRegistry(Registry[Defense]):
     """A registry whose specs may be chains."""
 
-    _LINK = re.compile(r"\s*\+\s*(?=[a-z])")
+    _LINK = re.compile(r"\s*\+\s*(?=[A-Za-z_])")
     """A plus before a name: the one in 1e+3 stands before a digit."""
 
     def register(self, name: str) -> Callable[[F], F]:
@@ -384,8 +385,9 @@ class DefenseRegistry(Registry[Defense]):
 
     def spec(self, defense: Defense) -> str:
         """The shortest spec of a defense that is no chain; see :attr:`Defense.spec`."""
-        name = "none" if type(defense) is Defense else vars(type(defense)).get("name", "")
-        if name not in self:
+        own = type(defense)
+        name = "none" if own is Defense else vars(own).get("name", f"{own.__module__}:{own.__qualname__}")
+        if name not in self or own.__module__ == "__main__":
             raise GradveilError(f"{type(defense).__name__} has no name to write: register it in DEFENSES")
         said = {}
         for option, parameter in self.options(name).items():
@@ -430,7 +432,7 @@ class DefenseRegistry(Registry[Defense]):
         return bool(getattr(self.get(split_spec(link)[0]), "reshapes", False))
 
 
-DEFENSES = DefenseRegistry("defense")
+DEFENSES = DefenseRegistry("defense", base=Defense, group="gradveil.defenses")
 
 
 @DEFENSES.register("none")

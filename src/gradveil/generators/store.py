@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from importlib import resources
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from gradveil.core.types import Json
 from gradveil.generators.base import Generator
 from gradveil.generators.dcgan import DCGAN
 
-GENERATORS: Registry[Generator] = Registry("generator")
+GENERATORS: Registry[Generator] = Registry("generator", group="gradveil.generators")
 """Factories take the progress of a possible download; their keyword-only arguments are the options of the spec."""
 
 PUBLISHED = {
@@ -36,7 +35,7 @@ PUBLISHED = {
     "stylegan2": "gradveil.lab.generators.stylegan2:stylegan2",
 }
 """The entry points of this project itself, for a tree of sources that is not installed as it is now."""
-for _name, _path in (PUBLISHED | {e.name: e.value for e in entry_points(group="gradveil.generators")}).items():
+for _name, _path in PUBLISHED.items():
     GENERATORS.register_path(_name, _path)
 
 KIND = "generator"

@@ -6,7 +6,7 @@ Names are loaded when first asked for, because the table of metrics serves repor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gradveil.metrics.table import METRICS, Metric
+from gradveil.metrics.table import METRICS, Metric, register_metric
 
 if TYPE_CHECKING:
     from gradveil.metrics.identity import label_accuracy as label_accuracy
@@ -32,7 +32,7 @@ _WHERE = {
     "pixel": ("PSNR_CAP", "mse", "psnr", "ssim", "ssim_pairwise"),
     "scores": ("FAILED", "Represent", "Scores", "features", "score"),
 }
-__all__ = ["METRICS", "Metric", *(name for names in _WHERE.values() for name in names)]
+__all__ = ["METRICS", "Metric", "register_metric", *(name for names in _WHERE.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

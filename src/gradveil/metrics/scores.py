@@ -67,7 +67,11 @@ def score(
         distances = lpips.pairwise(images, gallery)
         per_image["lpips"] = lpips.distance(images, truth.inputs)
     for name, values in per_image.items():
-        per_image[name] = values.where(is_picture, FAILED[name])
+        if values.shape != is_picture.shape:
+            raise GradveilError(
+                f"metric {name} must give one number per image, [{len(images)}], not {list(values.shape)}"
+            )
+        per_image[name] = values.where(is_picture, METRICS[name].failed or 0.0)
     if representation is not None:
         found = features(images, representation).where(is_picture[:, None], 0.0)
         per_image["mse_r"] = (found - features(truth.inputs, representation)).square().mean(dim=1)

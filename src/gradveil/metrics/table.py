@@ -1,7 +1,8 @@
 """The one table of metrics: what each is called, how it is written, which way it points and what it means.
 
-A new metric is a function in one of the files beside this one, and here an entry and a field. Audits, reports and the
-command line follow. Nothing here loads torch: reports are made without it.
+A new metric is a function in one of the files beside this one, and here an entry and a field; one from outside is a
+function with :func:`register_metric`. Audits, reports and the command line follow. Nothing here loads torch: reports
+are made without it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Measure = TypeVar("Measure", bound=Callable[..., Any])
 
 NOT_AVAILABLE = "n/a"
 PERCENT = "percent"
@@ -36,8 +39,8 @@ class Metric:
     """For the reader of a report; empty for a metric that is recorded for single images alone."""
     in_summary: str = ""
     """The heading of its column in the summary on the command line; empty where it has none."""
-    function: str = ""
-    """``module:name`` of what takes two sets of images [n, C, H, W] and gives one number per pair, [n]."""
+    function: str | Callable[[Tensor, Tensor], Tensor] = ""
+    """What takes two sets of images [n, C, H, W] and gives one number per pair, [n]; or its ``module:name``."""
     failed: float | None = None
     """What a guess that is no picture scores: the worst that images in [0, 1] can or, without a bound, 1."""
 
@@ -49,6 +52,8 @@ class Metric:
         return styled(value, self.style)
 
     def load(self) -> Callable[[Tensor, Tensor], Tensor]:
+        if not isinstance(self.function, str):
+            return self.function
         module, _, name = self.function.partition(":")
         found: Callable[[Tensor, Tensor], Tensor] = getattr(import_module(module), name)
         return found
@@ -104,6 +109,37 @@ _TABLE = (
 METRICS = {metric.name: metric for metric in _TABLE}
 
 
+def register_metric(
+    name: str, *, title: str, direction: Literal["higher", "lower"], meaning: str, failed: float, **more: str
+) -> Callable[[Measure], Measure]:
+    """Add a metric from outside: a function of reconstructions and private images, each [n, C, H, W] in [0, 1].
+
+    It gives one number per pair, [n]. Audits that are scored from then on have the metric in every row, under its name.
+
+    Args:
+        name: in ``audit.json``, and after ``gradveil score --metric``.
+        title: of its column.
+        direction: where more is revealed.
+        meaning: for the reader of a report.
+        failed: what a guess that is no picture scores.
+        more: other fields of :class:`Metric`: unit, style, in_summary.
+    """
+
+    def keep(function: Measure) -> Measure:
+        if not name.isidentifier() or name in METRICS or name in _fields_of(ImageMetrics):
+            raise ValueError(f"metric {name!r} is no name, or the name of something else in a row")
+        facts: dict[str, Any] = {"title": title, "direction": direction, "meaning": meaning, "failed": failed, **more}
+        METRICS[name] = Metric(name=name, function=function, **facts)
+        return function
+
+    return keep
+
+
+def _fields_of(model: type[BaseModel]) -> set[str]:
+    """Of a model and all that are made of it."""
+    return set(model.model_fields).union(*map(_fields_of, model.__subclasses__()))
+
+
 def finite(value: object) -> float | None:
     """A number from a file; None where it is null, NaN or infinite: all of these mean that there is no value."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -118,13 +154,33 @@ Number = Annotated[float | None, BeforeValidator(finite)]
 
 
 class ImageMetrics(BaseModel):
-    """What is measured of one image and, as a mean, of all images of a row; None where it is not available."""
+    """What is measured of one image and, as a mean, of all images of a row; None where it is not available.
+
+    Metrics from outside are kept beside the fields, under their names.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Number] = Field(init=False)
 
     mse: Number = None
     psnr: Number = None
     ssim: Number = None
     lpips: Number = None
     mse_r: Number = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_metrics(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        own = dict.fromkeys(own_metrics())
+        return own | {name: value for name, value in given.items() if name in cls.model_fields or name in own}
+
+
+def own_metrics() -> list[str]:
+    """The names of metrics from outside."""
+    built_in = {metric.name for metric in _TABLE}
+    return [name for name in METRICS if name not in built_in]
 
 
 def styled(value: float | None, style: str) -> str:

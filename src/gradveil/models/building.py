@@ -6,9 +6,7 @@ first stands here too.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import operator
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, in_one_line
+from gradveil.core.plugins import import_object
 from gradveil.core.registry import Registry, join_spec, parse_options, split_spec
 from gradveil.core.seeding import isolated
 from gradveil.core.types import Domain
@@ -109,14 +108,15 @@ def _parse(spec: str) -> tuple[str, Callable[..., nn.Module], dict[str, Any]]:
     if not is_import_path(spec):
         name, options = MODELS.parse(spec)
         return name, MODELS.get(name), options
-    module, _, rest = spec.strip().partition(":")
-    factory, _, text = rest.partition(":")
-    if not module or not factory or "=" in factory:
+    path, raw = split_spec(spec)
+    if not path.partition(":")[2] or path.startswith(":"):
         raise GradveilError(
             f"cannot read {spec!r} as a model; write pkg.module:factory or pkg.module:factory:OPTION=VALUE"
         )
-    path, raw = f"{module}:{factory}", split_spec(f"factory:{text}")[1]
-    target = _import(module, factory)
+    target = import_object(path)
+    if isinstance(target, nn.Module) or not callable(target):
+        kind = type(target).__name__
+        raise GradveilError(f"{path} is {kind}, not a function or class that builds a model; name one")
     takes_domain, known = _parameters(target, raw)
 
     def make(domain: Domain, **chosen: Any) -> nn.Module:
@@ -131,25 +131,6 @@ def _parse(spec: str) -> tuple[str, Callable[..., nn.Module], dict[str, Any]]:
         return built
 
     return path, make, parse_options("model", path, known, raw)
-
-
-def _import(module: str, name: str) -> Callable[..., Any]:
-    """A user's factory: a function or a class."""
-    try:
-        # A module may draw numbers while it is imported, which happens once: no later draw may depend on that.
-        with isolated(0, "import", module):
-            imported = importlib.import_module(module)
-    except Exception as error:
-        where = "is it installed, or its folder on PYTHONPATH?"
-        raise GradveilError(f"cannot import {module!r} ({in_one_line(error)}); {where}") from error
-    try:
-        target = operator.attrgetter(name)(imported)
-    except AttributeError as error:
-        raise GradveilError(f"module {module} has no {name!r} to build a model with") from error
-    if isinstance(target, nn.Module) or not callable(target):
-        kind = type(target).__name__
-        raise GradveilError(f"{module}:{name} is {kind}, not a function or class that builds a model; name one")
-    return typing.cast(Callable[..., Any], target)
 
 
 def _parameters(target: Callable[..., Any], given: dict[str, str]) -> tuple[bool, dict[str, inspect.Parameter]]:

@@ -82,3 +82,16 @@ def processes_of_ray() -> set[int]:
         if name.startswith(("raylet", "gcs_server", "ray::")) and alive(pid):
             found.add(pid)
     return found
+
+
+def test_a_cluster_loads_the_file_that_was_loaded_here(tmp_path: Path) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from gradveil.defenses import DEFENSES, Defense\n\n"
+        "@DEFENSES.register('of-mine')\nclass OfMine(Defense): ...\n\nclass Other(Defense): ...\n"
+    )
+    study = written(tmp_path, {"base": of_seeds(1)["base"], "grid": {"defenses": ["of-mine", "of_mine:Other"]}})
+    loaded, out = tmp_path / "of_mine.py", tmp_path / "out"
+    done = sweep(study, "--out", out, "--ray", "local", "--workers", 1, "--load", loaded)
+    assert done.returncode == 0, done.stderr
+    cases = [json.loads(path.read_text())["case"] for path in out.glob("*/result.json")]
+    assert sorted(case["defenses"] for case in cases) == [["of-mine"], ["of_mine:Other"]]

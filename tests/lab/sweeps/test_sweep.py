@@ -19,8 +19,10 @@ from gradveil.auditing import Case, run_case
 from gradveil.cli.main import app
 from gradveil.core import locks
 from gradveil.core.errors import GradveilError
+from gradveil.core.plugins import Plugin
 from gradveil.federated import Training, run_training
 from gradveil.lab.sweeps import ResultFolder, Status, batches_of, make_study, read_study, run_study, status_of
+from gradveil.lab.sweeps.work import attempt
 from gradveil.report import render
 from lab.sweeps.sweeps import BASE, CRASHING, alive, children, of_seeds, results, sweep, sweeping, until, written
 
@@ -118,8 +120,10 @@ def test_a_case_that_crashes_or_cannot_run_stops_nothing_else(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     models = [f"crashing_nets:{name}" for name in ("killed", "falls", "raises")]
     fields = {"base": {**BASE, "defenses": ["none"]}, "grid": {"model": [models[0], "mlp", *models[1:]]}}
-    study, out = written(tmp_path, fields), tmp_path / "out"
-    done = CliRunner().invoke(app, ["sweep", str(study), "--out", str(out), "--workers", "2"])
+    study, out, own = written(tmp_path, fields), tmp_path / "out", ["--load", "crashing_nets"]
+    refused = CliRunner().invoke(app, ["sweep", str(study), "--out", str(out)])
+    assert "add --load crashing_nets" in str(refused.exception), "a study runs no code that nobody loaded"
+    done = CliRunner().invoke(app, ["sweep", str(study), "--out", str(out), "--workers", "2", *own])
     assert done.exit_code == 1
     assert "1 of 4 cases done, 3 failed" in done.output
     failures = {failure["title"]: failure for failure in map(read, out.glob("*/failed.json"))}
@@ -135,6 +139,15 @@ def test_a_case_that_crashes_or_cannot_run_stops_nothing_else(tmp_path: Path, mo
     assert again.done == 2
     assert sorted(again.failed) == sorted(f"model={model}" for model in models[:2])
     assert not (out / raises["digest"] / "failed.json").exists()
+
+
+def test_code_that_a_worker_cannot_load_fails_the_case_in_one_line(tmp_path: Path) -> None:
+    (batch,) = batches_of(make_study("test", {"base": BASE}))
+    outcome = attempt(batch, tmp_path, 1, [Plugin("no_such_package_anywhere")])
+    assert outcome.how == "failed"
+    assert outcome.reason.startswith("cannot import 'no_such_package_anywhere'")
+    torn = Plugin("torn_file", "torn_file.py", "x = 1\nraise ValueError('of mine')\n")
+    assert attempt(batch, tmp_path, 1, [torn]).reason == "torn_file.py, line 2: ValueError: of mine"
 
 
 @pytest.mark.integration

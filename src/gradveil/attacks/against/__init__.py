@@ -5,9 +5,10 @@ and has its special counter-move. Defenses without one share ``plain``. Importin
 """
 
 from gradveil.attacks.against import ats, dcs2, graddefense, plain, precode  # noqa: F401  (each registers its own)
-from gradveil.attacks.parts.counter import AGAINST, Against
+from gradveil.attacks.parts.channel import Channel
+from gradveil.attacks.parts.counter import AGAINST, Against, against
 
 WITHOUT = {"none": "the gradient was sent as it is"}
 """Defenses that nobody has to do anything about, with the reason."""
 
-__all__ = ["AGAINST", "WITHOUT", "Against"]
+__all__ = ["AGAINST", "WITHOUT", "Against", "Channel", "against"]

@@ -231,9 +231,11 @@ AGAINST: dict[str, Against] = {}
 def against(
     *names: str, sentence: str | None = None, counter_move: MoveAgainst | None = None, after_steps: bool = False
 ) -> Callable[[ChannelOf], ChannelOf]:
-    """Register what a function says of the channel of these defenses."""
+    """Register what a function says of the channel of these defenses, each of which has one."""
 
     def keep(channel: ChannelOf) -> ChannelOf:
+        if twice := AGAINST.keys() & set(names):
+            raise ValueError(f"somebody attacks {min(twice)!r} already")
         AGAINST.update(dict.fromkeys(names, Against(channel, counter_move, sentence, after_steps)))
         return channel
 

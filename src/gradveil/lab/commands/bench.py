@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from rich.console import Console
 
-from gradveil.cli.device import checked_device
+from gradveil.cli.options import admit, checked_device, with_parameters
 from gradveil.cli.progress import Terminal
 from gradveil.core.progress import Progress
 from gradveil.lab.bench import BENCHES
@@ -44,14 +43,12 @@ def _command(name: str, work: Callable[..., dict[str, Any]]) -> Callable[..., No
 
     def command(**options: Any) -> None:
         given = {argument: value for argument, value in options.items() if value is not None}
+        admit(given)
         if Progress in hints.values():
-            given["progress"] = Terminal(Console(stderr=True))
+            given["progress"] = Terminal()
         typer.echo(json.dumps(BENCHES[name](**given)))
 
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    command.__doc__ = inspect.getdoc(work)
-    return command
+    return with_parameters(command, parameters, inspect.getdoc(work))
 
 
 for _name, _work in BENCHES.items():

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from gradveil.cli.progress import clock
+from gradveil.cli.progress import print_table, say
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
-from gradveil.lab.commands.sweep import start_of_workers
+from gradveil.lab.commands.sweep import Board, start_of_workers
 from gradveil.lab.reproduce import ReproductionPlan, page, plan, reproduction, reproductions, run_plan
-from gradveil.lab.sweeps import Status
 
-_WIDE = 160
 _FOLDER = Path("reproductions")
-_QUIET_SECONDS = 10.0
 
 
 class Size(StrEnum):
@@ -46,15 +41,15 @@ def reproduce(
         typer.Option(metavar="WORD=GENERATOR", help="Generator for data that you bring. May be repeated."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda", help="By itself cpu at the scale small, cuda at the scale paper.")
+        str | None, typer.Option(metavar="cpu|cuda", help="Default: cpu at the scale small, cuda at the scale paper.")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes on this machine; by itself as many as it has cores, with a GPU 1."),
+        typer.Option(min=1, help="Processes on this machine; default: as many as it has cores, with a GPU 1."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; by itself reproductions/NAME-SCALE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: reproductions/NAME-SCALE.")] = None,
     page_file: Annotated[
-        Path | None, typer.Option("--page", help="File of the page; by itself page.md in --out.")
+        Path | None, typer.Option("--page", help="File of the page; default: page.md in --out.")
     ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="--no-run: only write the page of what is done.")] = True,
     show: Annotated[bool, typer.Option("--list", help="Show all names, and what each takes.")] = False,
@@ -81,13 +76,14 @@ def reproduce(
         on_gpu = chosen == "cuda"
         count, start = workers or (1 if on_gpu else os.cpu_count() or 1), start_of_workers(on_gpu)
         try:
-            run_plan(planned, folder, workers=count, start=start, report=_Lines())
+            with Board(folder) as board:
+                run_plan(planned, folder, workers=count, start=start, report=board.show)
         except KeyboardInterrupt:
-            typer.echo("interrupted; what is done is kept: the same command goes on from there", err=True)
+            say("interrupted; what is done is kept: the same command goes on from there", err=True)
             raise typer.Exit(130) from None
     target = page_file or folder / "page.md"
     write_atomically(target, page(planned, folder).encode())
-    typer.echo(target)
+    say(target)
 
 
 def _check(planned: ReproductionPlan, run: bool) -> None:
@@ -113,19 +109,6 @@ def _brought(option: str, given: list[str] | None) -> dict[str, str]:
     return {word: spec for word, _, spec in pairs}
 
 
-class _Lines:
-    """A line when something was done, but not more often than every ten seconds."""
-
-    def __init__(self) -> None:
-        self._printed, self._done = time.monotonic(), 0
-
-    def __call__(self, now: Status) -> None:
-        if now.done != self._done and time.monotonic() - self._printed > _QUIET_SECONDS:
-            self._printed, self._done = time.monotonic(), now.done
-            rest = "" if now.estimate is None else f", about {clock(now.estimate)} left"
-            typer.echo(f"{now.done} of {now.total} cases done, {len(now.failed)} failed{rest}", err=True)
-
-
 def _print_names() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("name", "in the paper", "small", "paper", "what it is"):
@@ -136,6 +119,5 @@ def _print_names() -> None:
             cases = plan(one, scale.value).cases
             costs.append(f"{cases} cases, {one.minutes[scale.value]} min" if cases else "needs your data")
         table.add_row(name, one.where, *costs, one.about)
-    out = Console(soft_wrap=True)
-    (out if out.is_terminal else Console(width=_WIDE)).print(table)  # a file or a pipe has no edge to wrap at
-    typer.echo("small: minutes of two cores; paper: minutes of one H200, estimated.")
+    print_table(table)
+    say("small: minutes of two cores; paper: minutes of one H200, estimated.")

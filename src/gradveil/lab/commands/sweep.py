@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gradveil.cli.progress import clock
+from gradveil.cli.progress import clock, print_table, say
 from gradveil.core.errors import GradveilError
 from gradveil.lab.sweeps import Start, Status, read_study, run_study, status_of
 
@@ -30,7 +30,7 @@ _SHOWN = 8
 def sweep(
     study_file: Annotated[Path | None, typer.Argument(metavar="[STUDY.yaml]", help="A study: base and grid.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes on this machine; by itself as many as its cores allow, with a GPU 1.")
+        int | None, typer.Option(help="Processes on this machine; default: as many as its cores allow, with a GPU 1.")
     ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, as HOST:PORT or auto; or local.")
@@ -40,7 +40,7 @@ def sweep(
         str, typer.Option(metavar="K/N", help="Only the k-th of n parts, to share a study among machines.")
     ] = "1/1",
     retry: Annotated[bool, typer.Option("--retry", help="Run cases again that failed before.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder; by itself sweeps/ and the name of the study.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: sweeps/ and the name of the study.")] = None,
     status: Annotated[bool, typer.Option("--status", help="Say where the sweep stands, and run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -56,22 +56,21 @@ def sweep(
     if not number.isdecimal() or not of.isdecimal():
         raise GradveilError(f"cannot read the part {part!r}; write --part 1/2")
     try:
-        with _Board(folder) as board:
+        with Board(folder) as board:
             end = run_study(
                 study, folder, workers=count, ray=ray, gpus=gpus, retry=retry, part=(int(number), int(of)),
                 start=start_of_workers(study.on_gpu), report=board.show,
             )  # fmt: skip
     except KeyboardInterrupt:
-        said = f"interrupted; what is done is kept: go on with gradveil sweep {study_file} --out {folder}"
-        typer.echo(said, err=True)
+        say(f"interrupted; what is done is kept: go on with gradveil sweep {study_file} --out {folder}", err=True)
         raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), **end.as_json()}))
+        say(json.dumps({"folder": str(folder), **end.as_json()}))
     else:
-        typer.echo(f"{end.done} of {end.total} cases done, {len(end.failed)} failed: {folder}")
+        say(f"{end.done} of {end.total} cases done, {len(end.failed)} failed: {folder}")
         _print_failures(end)
         if end.failed:
-            typer.echo("logs are beside each failed.json; --retry runs these cases again", err=True)
+            say("logs are beside each failed.json; --retry runs these cases again", err=True)
     if end.failed:
         raise typer.Exit(FAILED)
 
@@ -82,7 +81,7 @@ def start_of_workers(on_gpu: bool) -> Start:
     return "fork" if sys.platform == "linux" and not on_gpu else "spawn"
 
 
-class _Board:
+class Board:
     """A table that is kept up to date on a terminal; elsewhere a plain line every ten seconds."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +90,7 @@ class _Board:
         # Without a thread of its own: workers are forked while it is shown.
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
-    def __enter__(self) -> _Board:
+    def __enter__(self) -> Board:
         if self._live is not None:
             self._live.start()
         return self
@@ -107,7 +106,7 @@ class _Board:
             self._printed = time.monotonic()
             rest = "" if now.estimate is None else f", about {clock(now.estimate)} left"
             counts = f"{len(now.running)} running, {len(now.failed)} failed, {now.left} left"
-            typer.echo(f"{now.done} of {now.total} done, {counts}{rest}", err=True)
+            say(f"{now.done} of {now.total} done, {counts}{rest}", err=True)
 
 
 def _table(sweeps: dict[Path, Status], running: dict[str, float] | None = None) -> Table:
@@ -134,16 +133,16 @@ def _table(sweeps: dict[Path, Status], running: dict[str, float] | None = None) 
 def _print_status(folders: list[Path], as_json: bool) -> None:
     sweeps = {folder: status_of(folder) for folder in folders}
     if as_json:
-        typer.echo(json.dumps([{"folder": str(folder), **now.as_json()} for folder, now in sweeps.items()]))
+        say(json.dumps([{"folder": str(folder), **now.as_json()} for folder, now in sweeps.items()]))
         return
-    Console(soft_wrap=True).print(_table(sweeps))
+    print_table(_table(sweeps))
     for now in sweeps.values():
         _print_failures(now)
 
 
 def _print_failures(now: Status) -> None:
     for title, reason in now.failed.items():
-        typer.echo(f"failed: {title}: {reason}")
+        say(f"failed: {title}: {reason}")
 
 
 def _folders(study_file: Path | None, out: Path | None) -> list[Path]:

@@ -48,7 +48,7 @@ def _spec(spec: str) -> str:
     """The spec of a defense as entries name it. One that is not registered here may be somebody's own."""
     try:
         names = {split_spec(link)[0] for link in DEFENSES.links(_plain(spec))}
-        known = all(name in DEFENSES for name in names)
+        known = all(name in DEFENSES or name.partition(":")[0] in DEFENSES for name in names)
         if not all(names) or (known and DEFENSES.canonical(spec) != spec):
             raise ValueError(f"{spec!r} is not how a defense is written")
     except GradveilError as error:

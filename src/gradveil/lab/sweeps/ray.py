@@ -18,6 +18,7 @@ from typing import Any
 
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.plugins import Plugin, loaded
 from gradveil.core.types import Json
 from gradveil.lab.sweeps.queue import Queue
 from gradveil.lab.sweeps.results import RESULT, ResultFolder
@@ -54,7 +55,7 @@ def run_on_ray(
                 if (batch := queue.take(gpu=on_gpu < most_on_gpu)) is None:
                     break
                 task = remote.options(num_cpus=threads, num_gpus=gpus if batch.on_gpu else 0)
-                under_way[task.remote(batch, threads)] = batch
+                under_way[task.remote(batch, threads, loaded())] = batch
             queue.workers = max(1, len(under_way))
             changed()
             ended, _ = ray.wait(list(under_way), timeout=_GLANCE)
@@ -63,10 +64,10 @@ def run_on_ray(
         changed()
 
 
-def _run_remotely(batch: CaseBatch, threads: int) -> tuple[Outcome, CaseFiles]:
+def _run_remotely(batch: CaseBatch, threads: int, plugins: tuple[Plugin, ...]) -> tuple[Outcome, CaseFiles]:
     """Run a batch on the machine that the cluster chose, and return the files that came of it."""
     with tempfile.TemporaryDirectory(prefix="gradveil-") as out:
-        outcome, files = attempt(batch, Path(out), threads), CaseFiles()
+        outcome, files = attempt(batch, Path(out), threads, plugins), CaseFiles()
         for digest in batch.digests:
             folder = ResultFolder(Path(out)).case(digest)
             paths = [path for path in folder.rglob("*") if path.is_file()]

@@ -23,6 +23,7 @@ import torch
 from gradveil.core.atomic import open_file
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import claimed
+from gradveil.core.plugins import Plugin, loaded
 from gradveil.lab.sweeps.queue import Queue, queue_of
 from gradveil.lab.sweeps.results import ResultFolder, Status
 from gradveil.lab.sweeps.study import CaseBatch, Study, batches_of
@@ -132,7 +133,7 @@ class Worker:
     def give(self, batch: CaseBatch) -> None:
         if self._process is None:
             self.pipe, other = self._context.Pipe()
-            arguments = (other, self._results.folder, self._threads, self._card)
+            arguments = (other, self._results.folder, self._threads, self._card, loaded())
             self._process = self._context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
             self._process.start()
             other.close()
@@ -164,7 +165,7 @@ class Worker:
             self.pipe.close()
 
 
-def _serve(pipe: Connection, out: Path, threads: int, card: int | None) -> None:
+def _serve(pipe: Connection, out: Path, threads: int, card: int | None, plugins: tuple[Plugin, ...]) -> None:
     """What a worker does: batches, until there are no more or nobody is left to give any."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that gives the batches decides when to stop
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -175,10 +176,10 @@ def _serve(pipe: Connection, out: Path, threads: int, card: int | None) -> None:
             batch: CaseBatch = pipe.recv()
         except EOFError:
             return
-        pipe.send(_logged(batch, out, threads))
+        pipe.send(_logged(batch, out, threads, plugins))
 
 
-def _logged(batch: CaseBatch, out: Path, threads: int) -> Outcome:
+def _logged(batch: CaseBatch, out: Path, threads: int, plugins: tuple[Plugin, ...]) -> Outcome:
     """Run a batch, with all that is printed meanwhile, also by a crash, in the batch's log."""
     try:
         log = ResultFolder(out).log(batch)
@@ -189,7 +190,7 @@ def _logged(batch: CaseBatch, out: Path, threads: int) -> Outcome:
         os.dup2(file, stream)
     os.close(file)
     faulthandler.enable(sys.__stderr__ or 2)
-    return attempt(batch, out, threads)
+    return attempt(batch, out, threads, plugins)
 
 
 def _end_with_parent() -> None:

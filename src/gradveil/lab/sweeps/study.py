@@ -32,6 +32,7 @@ from gradveil.auditing import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.case import RESULTS, first_complaint, read_fields
 from gradveil.auditing.run import TOGETHER
 from gradveil.core.errors import GradveilError
+from gradveil.core.plugins import refuse_unloaded_models
 from gradveil.core.types import Json
 from gradveil.defenses import DEFENSES
 from gradveil.federated import Training, make_training
@@ -143,12 +144,14 @@ class _File(BaseModel):
 
 
 def read_study(path: Path) -> Study:
-    """The study of a YAML file.
+    """The study of a YAML file, which loads no code.
 
     Raises:
         GradveilError: with one line, if something is wrong with it.
     """
-    return make_study(path.stem, read_fields(path, "study", "base: and grid: with lines below them"))
+    fields = read_fields(path, "study", "base: and grid: with lines below them")
+    refuse_unloaded_models(fields)
+    return make_study(path.stem, fields)
 
 
 def make_study(name: str, fields: Json) -> Study:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ import torch
 
 from gradveil.auditing import Case, ObservedCase, run_case, run_observed
 from gradveil.core.errors import GradveilError
+from gradveil.core.plugins import Plugin
 from gradveil.core.types import Json
 from gradveil.federated import run_training
 from gradveil.lab.audits import result_of, split_audit
@@ -31,10 +33,15 @@ class Outcome:
     log: str = ""
 
 
-def attempt(batch: CaseBatch, out: Path, threads: int) -> Outcome:
-    """Run a batch, and return how it ended; only what ends the process gets past here."""
+def attempt(batch: CaseBatch, out: Path, threads: int, plugins: Iterable[Plugin] = ()) -> Outcome:
+    """Run a batch, and return how it ended; only what ends the process gets past here.
+
+    ``plugins`` is the code that the process which gives the batch has loaded.
+    """
     torch.set_num_threads(threads)
     try:
+        for plugin in plugins:
+            plugin.load()
         _run_and_publish(batch, ResultFolder(out))
     except Exception as error:
         reason = str(error) if isinstance(error, GradveilError) else f"{type(error).__name__}: {error}"

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from gradveil.cli.device import checked_device
-from gradveil.cli.progress import Terminal
+from gradveil.cli.options import checked_device
+from gradveil.cli.progress import Terminal, say
 from gradveil.core.atomic import write_atomically
 from gradveil.generators import build, draw_sheet
 from gradveil.lab.generators.training import Schedule, beside, fit
 
 app = typer.Typer(help="Generators, the prior of generative attacks: train one, look at one.", no_args_is_help=True)
-_errors = Console(stderr=True)
-_out = Console(soft_wrap=True)
 
 
 @app.command()
@@ -35,7 +32,7 @@ def train(
     features: Annotated[int, typer.Option(help="Width of the generator and of the critic.")] = 128,
     kernel: Annotated[int, typer.Option(help="Side of the kernels: 2, as GGL says, or 4.")] = 4,
     seed: Annotated[int, typer.Option(help="All random draws derive from it.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
 ) -> None:
     """Train a generator on images of up to 32x32, with a checkpoint and a sheet of draws at every tenth of the way."""
@@ -49,14 +46,14 @@ def train(
         kernel=kernel,
         device=checked_device(device),
         resume=resume,
-        progress=Terminal(_errors),
+        progress=Terminal(),
         stop=_interrupt_asked(),
     )
     if result is None:
-        _errors.print("interrupted; a checkpoint is kept: go on with the same command and --resume", highlight=False)
+        say("interrupted; a checkpoint is kept: go on with the same command and --resume", err=True)
         raise typer.Exit(130)
-    _print(f"generator: {out}")
-    _print(f"draws: {beside(out)[1]}")
+    say(f"generator: {out}")
+    say(f"draws: {beside(out)[1]}")
 
 
 @app.command()
@@ -67,14 +64,15 @@ def show(
     seed: Annotated[int, typer.Option(help="Decides which codes are drawn.")] = 0,
 ) -> None:
     """Draw a sheet of images, ten in a row; where there are classes, each column is one."""
-    generator = build(spec, progress=Terminal(_errors))
-    write_atomically(out, draw_sheet(generator, rows=rows, seed=seed, progress=Terminal(_errors)))
+    generator = build(spec, progress=Terminal())
+    write_atomically(out, draw_sheet(generator, rows=rows, seed=seed, progress=Terminal()))
     channels, height, width = generator.shape
-    _print(f"{spec}: codes of {generator.latent} to images of {channels}x{height}x{width}")
-    _print(f"stages: {', '.join(generator.stages)}")
+    say(f"{spec}: codes of {generator.latent} to images of {channels}x{height}x{width}")
+    say(f"stages: {', '.join(generator.stages)}")
     for key, value in generator.card.items():
-        _print(f"{key}: {_said(value)}")
-    _print(f"draws: {out}")
+        listed = value.items() if isinstance(value, dict) else ()
+        say(f"{key}: {', '.join(f'{name} {entry}' for name, entry in listed) or value}")
+    say(f"draws: {out}")
 
 
 @contextmanager
@@ -93,11 +91,3 @@ def _interrupt_asked() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _said(value: Any) -> str:
-    return ", ".join(f"{key} {entry}" for key, entry in value.items()) if isinstance(value, dict) else str(value)
-
-
-def _print(line: str) -> None:
-    _out.print(line, highlight=False, markup=False)
