@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +129,28 @@ def test_their_loops_are_protected(make: Callable[[], nn.Module], defense: str) 
     update, state = guard.update(), guard.state_dict()
     assert update.keys() == models.trained_parameters(model).keys()
     assert state.keys() == model.state_dict().keys()
+
+
+def test_a_server_of_adapters_sends_adapters() -> None:
+    model = lora()
+    client, sent = gradveil.Client(model, defense="noise:sigma=0.01"), models.trained_parameters(model)
+    for _ in range(2):
+        client.start(sent)
+        client.step(IMAGES, LABELS)
+        reply = client.reply()
+        sent = {name: tensor + reply[name] for name, tensor in sent.items()}
+    client.start(sent | {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad})
+    with pytest.raises(GradveilError, match="a broadcast maps all names"):
+        client.start(dict(list(sent.items())[1:]))
+
+
+def test_a_copy_of_a_guarded_model_does_not_train_by_its_own_loss() -> None:
+    model = bert()
+    gradveil.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), F.cross_entropy, defense="noise:sigma=0.01")
+    copied = copy.deepcopy(model)
+    for backward in (lambda: copied(**WORDS, labels=TOPICS).loss, lambda: copied(**WORDS).logits.sum()):
+        with pytest.raises(GradveilError, match="a copy of a guarded one"):
+            backward().backward()
 
 
 def test_logits_may_be_taken_by_hand() -> None:

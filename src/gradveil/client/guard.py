@@ -52,8 +52,8 @@ from gradveil.models import (
     Functional,
     Mirror,
     arguments_of,
-    beside_logits,
     logits_of,
+    returned_tensors,
     set_buffers,
     with_logits,
     zeros_like_one,
@@ -185,9 +185,9 @@ class Guard:
         for name, p in self._params.items():
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 refuse(f"parameter {name!r} is stepped in the backward pass (post-accumulate hook): step after it")
-        for tensor in (outputs, *(held() for held in seen.beside)):
+        for tensor in [held() for held in seen.returned]:
             if tensor is not None and tensor.requires_grad:
-                tensor.register_hook(self._outside)
+                tensor.register_hook(self._outside)  # type: ignore[no-untyped-call]
         seen.targets, seen.versions = targets.detach(), (seen.inputs._version, targets._version)
         cut = partial(Cut.apply, self._anchor, total.detach())
         return cast(Tensor, cut(partial(self._take, seen, total)))
@@ -236,8 +236,12 @@ class Guard:
         """Load what the server sent, parameters and maybe buffers by name. Defenses prepare anew."""
         self._ready("guard.new_round", after_update=True)
         own = self._model.state_dict()
-        if not isinstance(broadcast, Mapping) or not self._params.keys() <= broadcast.keys() <= own.keys():
-            refuse("a broadcast maps all names of the model's parameters, and of its buffers at will, to tensors")
+        needed = {n for n, p in self._params.items() if p.requires_grad} | set(self._update or {})
+        if not isinstance(broadcast, Mapping) or not needed <= broadcast.keys() <= own.keys():
+            refuse(
+                "a broadcast maps all names of the model's parameters, and at will those of frozen ones and of its "
+                "buffers, to tensors"
+            )
         states = {n for n in broadcast if n.rpartition(".")[2] == "_extra_state"}  # of layers, not tensors
         broadcast = {n: sent for n, sent in broadcast.items() if n not in states}
         for name, sent in broadcast.items():
@@ -449,8 +453,8 @@ class Guard:
         inputs, function, moved = self._last
         logits = logits_of(outputs)[:0] if self._stands_in else logits_of(outputs)
         self._pending = [each for each in self._pending if each.outputs() is not None]
-        beside = [weakref.ref(one) for one in beside_logits(outputs)]
-        self._pending.append(Pass(weakref.ref(logits), logits._version, inputs.detach(), function, moved, beside))
+        returned = [weakref.ref(one) for one in {id(one): one for one in [logits, *returned_tensors(outputs)]}.values()]
+        self._pending.append(Pass(returned[0], logits._version, inputs.detach(), function, moved, returned))
         return with_logits(outputs, logits) if self._stands_in else outputs
 
     def _outside(self, _gradient: Tensor) -> None:

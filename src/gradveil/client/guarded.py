@@ -18,7 +18,7 @@ from gradveil.core.trees import differing, is_plain
 from gradveil.core.types import Batch, Loss, Params
 from gradveil.defenses import Defense, Transform, check_model, links_of
 from gradveil.engine import copied_loss
-from gradveil.models import AddsToLoss, Functional, SeveralInputs, joined_inputs, logits_of
+from gradveil.models import AddsToLoss, Functional, SeveralInputs, joined_inputs, returned_tensors
 
 
 def refuse(text: str) -> NoReturn:
@@ -35,8 +35,8 @@ class Pass:
     """Or the tensors of a call with several, which take its place."""
     model: Functional | None
     moved: str | None
-    beside: list[weakref.ref[Tensor]]
-    """What the model returned beside the outputs."""
+    returned: list[weakref.ref[Tensor]]
+    """All that the model returned: the outputs, and what stands beside them."""
     targets: Tensor = field(default_factory=lambda: torch.empty(0))
     versions: tuple[object, int] = (0, 0)
     factor: float | None = None
@@ -74,16 +74,10 @@ class Ghost:
     """What is left of a guard in a copy: the copy may be evaluated, averaged and compared, but it does not train."""
 
     def __call__(self, model: nn.Module, *arguments: Any) -> None:
-        outputs, hint = _logits(arguments[-1]), "this model is a copy of a guarded one and has no guard: protect it"
-        if isinstance(outputs, Tensor) and outputs.requires_grad and any(p.requires_grad for p in model.parameters()):
-            outputs.register_hook(lambda _: refuse(hint))  # type: ignore[no-untyped-call]
-
-
-def _logits(outputs: Any) -> Any:
-    try:
-        return logits_of(outputs)
-    except GradveilError:
-        return None
+        hint = "this model is a copy of a guarded one and has no guard: protect it"
+        for outputs in returned_tensors(arguments[-1]):
+            if outputs.requires_grad and any(p.requires_grad for p in model.parameters()):
+                outputs.register_hook(lambda _: refuse(hint))  # type: ignore[no-untyped-call]
 
 
 def inputs_of_call(arguments: tuple[Any, ...], keywords: dict[str, Any], defense: Defense) -> Tensor:

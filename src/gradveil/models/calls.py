@@ -128,13 +128,13 @@ def logits_of(outputs: Any) -> Tensor:
     return found
 
 
-def beside_logits(outputs: Any) -> list[Tensor]:
-    """All tensors that a model returned but its logits, such as a loss that it computed itself."""
-    if isinstance(outputs, Tensor):
-        return []
-    held = dict(outputs) if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple) else vars(outputs)
-    logits = logits_of(outputs)
-    return [one for one in tree_leaves(held) if isinstance(one, Tensor) and one is not logits]
+def returned_tensors(outputs: Any) -> list[Tensor]:
+    """All tensors that a model returned: logits, and maybe hidden states or a loss that it computed itself."""
+    if isinstance(outputs, Mapping):
+        outputs = dict(outputs)
+    elif not isinstance(outputs, Tensor | tuple | list):
+        outputs = getattr(outputs, "__dict__", {})
+    return [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
 
 
 def with_logits(outputs: Any, logits: Tensor) -> Any:
