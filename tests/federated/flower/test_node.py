@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.flower.grids import DirectGrid
+from gradveil import models
 from gradveil.client import LocalRun
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
@@ -495,3 +496,16 @@ def test_a_run_starts_no_download() -> None:
     with pytest.raises(GradveilError, match="download"):
         read_node(RUN | {"model": "resnet18:weights=cifar10"}, NODE)
     assert read_node(RUN, NODE | {"model": "resnet18:weights=cifar10"}).training.model.endswith("weights=cifar10")
+
+
+def test_a_node_refuses_a_model_with_frozen_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node would build other ones, and no broadcast holds them."""
+
+    def half_frozen(domain: Any) -> Any:
+        module = models.MODELS.get("lenet")(domain)
+        next(module.parameters()).requires_grad_(False)
+        return module
+
+    monkeypatch.setitem(models.MODELS._factories, "half-frozen", half_frozen)
+    with pytest.raises(GradveilError, match="is frozen, and nodes would not have the same one"):
+        clients._federation(Training(data="mnist-samples", model="half-frozen"))

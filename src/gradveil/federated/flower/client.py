@@ -187,7 +187,14 @@ def _data(case: Training) -> ImageSet:
 @lru_cache(maxsize=1)
 def _federation(case: Training) -> Federation:
     """The data and the model: in a simulation, one process answers many messages."""
-    return Federation(case, _data(case))
+    federation = Federation(case, _data(case))
+    if frozen := [name for name, p in federation.module.named_parameters() if not p.requires_grad]:
+        # every node builds its own model, and a broadcast does not hold what nobody trains
+        raise GradveilError(
+            f"parameter {frozen[0]!r} is frozen, and nodes would not have the same one: unfreeze it, or use "
+            "gradveil.protect in an app of your own"
+        )
+    return federation
 
 
 def _check_size(case: Training, sent: Params) -> None:
