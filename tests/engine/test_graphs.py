@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from gradveil.engine.graphs import CudaGraphCache, Graph, cuda_settings, without_tf32
 
-FLAGS = torch.backends.cudnn, torch.backends.cuda.matmul
+FLAGS: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
@@ -60,9 +62,13 @@ def test_tensors_that_nobody_edits_are_loaded_once() -> None:
 
 
 @pytest.fixture
-def tf32_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def tf32_allowed() -> Iterator[None]:
+    before = [flags.allow_tf32 for flags in FLAGS]
     for flags in FLAGS:
-        monkeypatch.setattr(flags, "allow_tf32", True)
+        flags.allow_tf32 = True
+    yield
+    for flags, allowed in zip(FLAGS, before, strict=True):
+        flags.allow_tf32 = allowed
 
 
 @pytest.mark.usefixtures("tf32_allowed")

@@ -26,7 +26,7 @@ from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import GRADES, costs, verdicts
 from gradveil.client import running_statistics
 from gradveil.core.environment import environment
-from gradveil.core.errors import GradveilError, StrategyError
+from gradveil.core.errors import BadFileError, GradveilError, StrategyError
 from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.tensor_files import read_tensors, write_tensors
@@ -54,6 +54,10 @@ def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progre
     store.open(resume=resume, case=plan.case.as_json())
     kept = {cell.digest: store.row(cell.digest) for cell in cells}
     rows = {digest: row for digest, row in kept.items() if row is not None}
+    for cell in cells:
+        row = rows.get(cell.digest)
+        if row is not None and (row.prior_of if row.is_prior else row.attack) != cell.spec:
+            raise BadFileError(f"{store.folder}: row {cell.digest} is not of {cell.spec}; the file is damaged")
     judge = _judge(plan, progress)
     if rows and judge is not None:
         _check_kept(store, plan, rows.values(), judge)

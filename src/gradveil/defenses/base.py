@@ -399,7 +399,7 @@ class DefenseRegistry(Registry[Defense]):
         return self.canonical(f"{name}:{','.join(f'{option}={value}' for option, value in said.items())}")
 
     def describe(self, defense: Defense) -> str:
-        """The spec of a defense or, where it has none, the class and its plain options in the same spelling.
+        """The spec of a defense or, where it has no name, the class and its plain options in the same spelling.
 
         >>> class Halve(Defense): ...
         >>> DEFENSES.describe(Chain([Halve(), none()]))
@@ -408,9 +408,10 @@ class DefenseRegistry(Registry[Defense]):
         if isinstance(defense, Chain):
             return "+".join(map(self.describe, defense.links))
         try:
-            return self.spec(defense)
+            spec = self.spec(defense)
         except GradveilError:
             return describe_object(defense)
+        return describe_object(defense) if ":" in split_spec(spec)[0] else spec
 
     def named_links(self, spec: str, built: Defense | None = None) -> list[tuple[str, Defense | None]]:
         """The links of a defense by spec, built here unless it is at hand; None in the place of an unknown one."""

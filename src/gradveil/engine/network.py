@@ -295,5 +295,5 @@ def _copied(module: nn.Module, sent: Params) -> nn.Module:
     for name, parameter in module.named_parameters():
         if name in sent:
             own = torch.empty_like(parameter, requires_grad=False).copy_(sent[name].detach())
-            memo[id(parameter)] = nn.Parameter(own, requires_grad=False)
+            memo[id(parameter)] = nn.Parameter(own, requires_grad=parameter.requires_grad)
     return copy.deepcopy(module, memo)
