@@ -153,6 +153,13 @@ def test_fields_of_a_file_name_no_model_that_nobody_loaded(model: str) -> None:
     plugins.refuse_unloaded_models({"model": "imprint:bins=4 > lenet:init=wide", "title": "a: b"})
 
 
+def test_a_module_that_a_file_names_is_not_loaded_by_that() -> None:
+    with pytest.raises(GradveilError, match="is no defense"):
+        DEFENSES.build("os:remove")
+    with pytest.raises(GradveilError, match="is code that is not loaded"):
+        plugins.refuse_unloaded_models({"model": "os:remove:path=x"})
+
+
 def test_fields_of_a_file_may_name_a_model_that_somebody_loaded(module: str) -> None:
     plugins.load(module)
     plugins.refuse_unloaded_models({"model": f"imprint > {module}:function"})

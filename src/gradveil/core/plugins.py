@@ -66,6 +66,9 @@ class Plugin:
 
 
 _LOADED: dict[str, Plugin] = {}
+"""By a person's own word."""
+_FOUND: dict[str, Plugin] = {}
+"""Imported by other code, and named by a spec. Workers need them, but nobody has said that all in them may be run."""
 
 
 def load(what: str) -> None:
@@ -88,7 +91,7 @@ def load(what: str) -> None:
 
 def loaded() -> tuple[Plugin, ...]:
     """What was loaded, in its order: for processes that go on with the work of this one."""
-    return tuple(_LOADED.values())
+    return tuple({**_LOADED, **{name: one for name, one in _FOUND.items() if name not in _LOADED}}.values())
 
 
 def import_module(name: str) -> ModuleType:
@@ -123,7 +126,7 @@ def loaded_object(kind: str, path: str) -> Any:
         if part not in getattr(found, "__dict__", {}):
             raise GradveilError(f"module {module} has no {name!r}")
         found = vars(found)[part]
-    _LOADED.setdefault(module, Plugin(module))  # a worker needs it too
+    _FOUND.setdefault(module, Plugin(module))
     return found
 
 
