@@ -47,6 +47,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / f"{name}.py").write_text(SOURCE.replace("halved-by-name", f"named-{name}"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(plugins, "_LOADED", {})
+    monkeypatch.setattr(plugins, "_FOUND", {})
     yield name
     sys.modules.pop(name, None)
     DEFENSES._factories.pop(f"named-{name}", None)
