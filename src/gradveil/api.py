@@ -149,7 +149,7 @@ class AuditResult:
 
     def __repr__(self) -> str:
         lines = [f"{grade:<10} {verdict.sentence}{flags}" for verdict, grade, flags in self._graded()]
-        return "\n".join([f"Audit of {len(self.rows)} rows:", *lines])
+        return "\n".join([f"Audit of {len(self.rows)} {'row' if len(self.rows) == 1 else 'rows'}:", *lines])
 
     def _graded(self) -> Iterator[tuple[Verdict, str, str]]:
         for verdict in self.verdicts:
