@@ -7,10 +7,26 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
+from torch import Tensor
 
 from gradveil.bounds import ceiling, release_of
 from gradveil.core.errors import GradveilError
-from gradveil.defenses import DEFENSES, Ledger
+from gradveil.core.streams import Stream
+from gradveil.core.types import Params
+from gradveil.defenses import (
+    DEFENSES,
+    DP,
+    Chain,
+    Clip,
+    ClipExamples,
+    Defense,
+    Ledger,
+    Log,
+    Noise,
+    Soteria,
+    Step,
+    Transform,
+)
 
 
 def spent(sigma: float, steps: int = 1, rate: float = 1.0) -> Ledger:
@@ -135,3 +151,75 @@ def test_what_is_bounded_and_noised_has_a_ceiling(spec: str, sigma: float, at: s
 def test_what_is_not_has_none_and_says_why(spec: str, why: str) -> None:
     with pytest.raises(GradveilError, match=why):
         release_of(DEFENSES.build(spec), examples=8, tensors=4)
+
+
+class Mixed(Defense):
+    """Every example becomes the mean of all."""
+
+    def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:  # noqa: ARG002
+        return inputs.mean(0, keepdim=True).expand_as(inputs)
+
+
+class Late(Defense):
+    def on_update(self, update: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        return update
+
+
+class Unclipped(Clip):
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        return tree
+
+
+class NotNoised(Noise):
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        return tree
+
+
+class Bare(DP):
+    def noisy(self, step: Step) -> Params:
+        return step.gradient()
+
+
+class Other(Transform):
+    """Acts on gradients, although it is for updates."""
+
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        return tree
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return {name: step.batch.inputs.sum().expand_as(tensor) for name, tensor in gradient.items()}
+
+
+CLIP, NOISE = Clip(bound=1.0, per="global", at="step"), Noise(sigma=1.0)
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [ClipExamples(bound=1.0), NOISE, Soteria()],
+        [Mixed(), DP()],
+        [DP(), Mixed()],
+        [Mixed(), ClipExamples(bound=1.0), NOISE],
+        [Late(), DP()],
+        [CLIP, NOISE, Late()],
+        [Late(), CLIP, NOISE],
+        [Unclipped(bound=1.0, per="global", at="step"), NOISE],
+        [CLIP, NotNoised(sigma=1.0)],
+        [Bare()],
+        [CLIP, Other(at="update"), NOISE],
+        [CLIP, NOISE, Other(at="update")],
+    ],
+)
+def test_what_may_let_examples_past_the_noise_has_none(links: list[Defense]) -> None:
+    with pytest.raises(GradveilError, match=r"past the noise|nothing bounds|no Gaussian noise follows"):
+        release_of(Chain(links), examples=4, tensors=4)
+
+
+def test_what_changes_each_example_by_itself_leaves_the_ceiling() -> None:
+    for spec in ("ats+dp:sigma=2", "dp:sigma=2+ats", "precode+dp:sigma=2", "dp:sigma=2+sparsify:rate=0.9"):
+        assert release_of(DEFENSES.build(spec), examples=4, tensors=4).sigma == 2
+    assert release_of(Chain([Mixed(), CLIP, NOISE]), examples=4, tensors=4).covers == "all examples together"
+
+
+def test_a_step_without_noise_tells_everything_at_any_level() -> None:
+    assert [spent(0.0).power(level) for level in (0.0, 0.5, 1.0)] == [1.0] * 3

@@ -146,6 +146,12 @@ def test_a_file_that_exits_does_not_end_the_process(tmp_path: Path) -> None:
     assert "leaving" not in sys.modules
 
 
+def test_a_module_that_exits_does_not_end_the_process(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(GradveilError, match=r"cannot import .* \(SystemExit: 0\)"):
+        plugins.load(module)
+
+
 @pytest.mark.parametrize("model", ["os:remove:path=x", "evil.nets:small", "imprint > evil.nets:small"])
 def test_fields_of_a_file_name_no_model_that_nobody_loaded(model: str) -> None:
     for fields in ({"model": model}, {"base": {"model": "lenet"}, "grids": [{"model": ["mlp", model]}]}):

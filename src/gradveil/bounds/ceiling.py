@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass
 
 from gradveil.core.errors import GradveilError
-from gradveil.defenses import DP, Clip, ClipExamples, Defense, Ledger, Noise, Transform, links_of
-from gradveil.defenses.base import At
+from gradveil.defenses import ATS, DP, Clip, ClipExamples, Defense, Ledger, Noise, Precode, Transform, links_of
+from gradveil.defenses.base import At, needs_only_tensors
 
 AT: tuple[At, ...] = ("step", "update")
 """Where a defense acts on what leaves, in the order in which it does."""
@@ -66,28 +66,37 @@ class Ceiling:
 def release_of(defense: Defense, *, examples: int, tensors: int) -> Release:
     """How a defense releases what ``examples`` together say in so many tensors.
 
+    It is about what the defense is given. Running statistics that are sent beside it, say, are not in it.
+
     Raises:
-        GradveilError: that says why there is no ceiling.
+        GradveilError: that says why there is no ceiling. A class that is not known here, a subclass of Clip, say, has
+            none: whatever it does may undo a bound.
     """
-    reasons = []
+    reasons, links = list[str](), links_of(defense)
     for at in AT:
         bound, covers = math.inf, ""
-        for link in links_of(defense):
-            if isinstance(link, DP) and at == "step":
-                return Release(link.sigma, at, "each example")
-            if isinstance(link, ClipExamples) and at == "step":
+        for place, link in enumerate(links):
+            found = None
+            if type(link) is DP and at == "step":
+                found = Release(link.sigma, at, "each example")
+            elif type(link) is ClipExamples and at == "step":
                 bound, covers = link.bound / examples, "each example"
-            elif isinstance(link, Clip) and link.at == at:
+            elif type(link) is Clip and link.at == at:
                 # A projection: two gradients are no further apart after it, so that a bound from before stays.
                 whole = link.bound if link.per == "global" else link.bound * math.sqrt(tensors)
                 bound, covers = (bound, covers) if bound <= whole else (whole, "all examples together")
-            elif isinstance(link, Noise) and link.at == at and bound < math.inf:
+            elif type(link) is Noise and link.at == at and bound < math.inf:
                 if link.kind == "gaussian" and link.sigma > 0:
-                    return Release(link.sigma / bound, at, covers)
+                    found = Release(link.sigma / bound, at, covers)
                 if link.kind != "gaussian":
                     reasons.append(f"{link.kind} noise is not counted here: its bound would be on sums of magnitudes")
             elif _changes(link, at):
                 bound = math.inf
+            if found is not None:
+                odd = _undoing(found, links[:place], links[place + 1 :])
+                if odd is None:
+                    return found
+                reasons.append(f"{type(odd).__name__} may let the examples past the noise: nobody has proved otherwise")
         if bound < math.inf:
             reasons.append("what is sent is bounded, but no Gaussian noise follows the bound")
     raise GradveilError(
@@ -97,10 +106,27 @@ def release_of(defense: Defense, *, examples: int, tensors: int) -> Release:
 
 def _changes(link: Defense, at: At) -> bool:
     """Whether this link may do something else to what leaves a step, or the update."""
-    if isinstance(link, Transform):
+    if isinstance(link, Transform) and needs_only_tensors(link):
         return link.at == at
-    kind, hooks = type(link), ("on_gradient", "on_gradients", "for_round") if at == "step" else ("on_update",)
-    return any(getattr(kind, hook) is not getattr(Defense, hook) for hook in hooks)
+    hooks = ("on_gradient", "on_gradients", "for_round") if at == "step" else ("on_update",)
+    return _has_own(link, *hooks)
+
+
+def _has_own(link: Defense, *hooks: str) -> bool:
+    return any(getattr(type(link), hook) is not getattr(Defense, hook) for hook in hooks)
+
+
+def _undoing(release: Release, before: list[Defense], after: list[Defense]) -> Defense | None:
+    """A link beside those that bound and noise which may look at private examples later, or mix them before."""
+    for place, link in enumerate((*before, *after)):
+        follows = place >= len(before)
+        # An update comes after all steps, wherever the link stands.
+        late = _changes(link, "update") and (follows or release.at == "step")
+        late = late or (_changes(link, "step") and follows and release.at == "step")
+        mixes = release.covers == "each example" and _has_own(link, "on_inputs", "on_forward")
+        if (late and not needs_only_tensors(link)) or (mixes and type(link) not in (ATS, Precode)):
+            return link
+    return None
 
 
 def ceiling(spent: Ledger, *, candidates: int, private: int = 1, assumes: str = "") -> Ceiling:

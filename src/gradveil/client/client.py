@@ -112,8 +112,12 @@ class SimulatedClient:
         round_number: int = 1,
         buffers: Params | None = None,
         log: Log | None = None,
+        distinct: bool = True,
     ) -> ClientRun:
-        """Begin a run from the broadcast parameters and running statistics; examples are visited in their order."""
+        """Begin a run from the broadcast parameters and running statistics; examples are visited in their order.
+
+        ``distinct``: examples at different places are known to be of different people.
+        """
         if self.on_suspicion != "train":
             found = self.inspect(sent, self._trained_on, probe=batch)
             if found.suspicious and self.on_suspicion == "refuse":
@@ -131,7 +135,7 @@ class SimulatedClient:
             params={name: tensor.to(own[name].dtype) for name, tensor in sent.items()},  # some servers send half of it
             frozen=self.model.frozen,
             batch=local,
-            index=torch.arange(len(local), device=local.labels.device),
+            index=torch.arange(len(local), device=local.labels.device) if distinct else None,
             number=0,
             round_number=round_number,
             lr=self.recipe.lr,

@@ -165,9 +165,11 @@ class Guard:
             refuse("guard.loss takes one tensor of outputs, or an object with logits, and one of targets")
         outputs = logits_of(outputs)
         adding = [layer for layer in self._model.modules() if isinstance(layer, AddsToLoss) and layer.term is not None]
+        self._mirror.settle()
         # Poisson sampling may draw no examples: their loss is 0, and so is its gradient
         loss = copied_loss(self._loss) if self._starts_over else self._loss  # which may remember examples
-        total = loss(outputs, targets) if len(targets) else outputs.sum()
+        with self._mirror.again() if self._starts_over else nullcontext():
+            total = loss(outputs, targets) if len(targets) else outputs.sum()
         total = sum((layer.pop_term() for layer in adding if len(targets)), start=total)
         if not (torch.is_grad_enabled() and total.requires_grad):
             return total
@@ -312,6 +314,9 @@ class Guard:
         self._compare("a step on a copy")
         model = copy.deepcopy(self._model)
         remove_ghosts(model)
+        # statistics of this client's own training do not leave with a step
+        sent = detached(self._buffers)
+        set_buffers(model, {name: sent[first] for name, first in self._shared.items() if first in sent})
         self._ever = True
         if not self._guaranteed:
             self.log.ledger.add(0.0, 1.0)
@@ -568,7 +573,8 @@ class Guard:
         )  # fmt: skip
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
         self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))
-        hidden = defended_step(self._prepared, given, step)
+        with self._mirror.again() if self._starts_over else nullcontext():
+            hidden = defended_step(self._prepared, given, step)
         self._compare("the defense")
         sent = detached(hidden if scale == 1 else scaled(hidden, scale))
         self._gradients = {name: gradient.to(self._params[name]) for name, gradient in sent.items()}

@@ -126,7 +126,7 @@ class Client:
         module, log = self._guard.copy_outside()
         simulated = SimulatedClient(module, recipe=recipe, defense=self._defense, loss=self._loss)
         sent, batch = trained_parameters(module), Batch(images, labels)
-        reply = simulated.start(sent, batch, Stream.secret(), log=log).finish()
+        reply = simulated.start(sent, batch, Stream.secret(), log=log, distinct=False).finish()
         kind = type(self._model)
         return observe(
             module=module, model=f"{kind.__module__}:{kind.__qualname__}", domain=domain, sent=sent,

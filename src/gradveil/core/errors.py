@@ -51,6 +51,6 @@ class PluginWarning(UserWarning):
     """An installed package offers something that cannot be used. The command line prints its one line."""
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """What somebody else's code raised, fit for the one line of an error."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -100,7 +100,7 @@ def import_module(name: str) -> ModuleType:
         # A module may draw numbers while it is imported, which happens once: no later draw may depend on that.
         with isolated(0, "import", name):
             return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = "is it installed, or its folder on PYTHONPATH?"
         raise GradveilError(f"cannot import {name!r} ({in_one_line(error)}); {where}") from error
 

@@ -254,10 +254,10 @@ def _mu(entries: tuple[Entry, ...]) -> float:
 @functools.lru_cache(maxsize=1024)
 def _powers(entries: tuple[Entry, ...], level: float) -> float:
     """The trade-off function of Gaussian noise, or that of (epsilon, delta) at the best epsilon if it is lower."""
-    if not entries or level in (0, 1):
-        return level
     if any(sigma == 0 for sigma, _, _ in entries):
         return 1.0
+    if not entries or level in (0, 1):
+        return level
     from scipy.special import ndtr, ndtri
 
     best = float(ndtr(ndtri(level) + _mu(entries)))

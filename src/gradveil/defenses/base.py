@@ -281,7 +281,7 @@ class Chain(Defense):
     """Every hook of every link, in order. A link that would undo what one before it did is refused."""
 
     def __init__(self, links: Sequence[Defense]) -> None:
-        self.links = tuple(links)
+        self.links = tuple(part for link in links for part in links_of(link))  # a chain in a chain hides nothing
         for earlier, later in combinations(self.links, 2):
             names = type(earlier).__name__, type(later).__name__
             if later.recomputes_gradient and _changes_gradients(earlier):
@@ -291,7 +291,7 @@ class Chain(Defense):
                 )
             if earlier.delta is not None and later.delta is not None:
                 raise GradveilError(f"{names[0]} and {names[1]} both count an epsilon: use one of them")
-            if earlier.has_guarantee and not isinstance(later, Transform) and _changes_gradients(later):
+            if earlier.has_guarantee and not needs_only_tensors(later) and _changes_gradients(later):
                 raise GradveilError(
                     f"{names[1]} looks at the private examples again, so that the guarantee of {names[0]} would not "
                     "hold: only what needs no examples may follow it, such as sparsify"
@@ -343,8 +343,15 @@ class Chain(Defense):
         return reduce(lambda left, link: link.on_update(left, rng, log), self.links, update)
 
 
+def needs_only_tensors(link: Defense) -> bool:
+    """Whether it makes of what came before nothing but its ``transform``, and so sees no private examples."""
+    kind, hooks = type(link), ("on_gradient", "on_gradients", "on_update", "for_round", "on_inputs", "on_forward")
+    own = isinstance(link, Transform) and all(getattr(kind, hook) is getattr(Transform, hook) for hook in hooks)
+    return own or kind is Defense
+
+
 def _changes_gradients(link: Defense) -> bool:
-    if isinstance(link, Transform):
+    if needs_only_tensors(link) and isinstance(link, Transform):
         return link.at == "step"
     kind = type(link)
     return kind.on_gradient is not Defense.on_gradient or kind.for_round is not Defense.for_round

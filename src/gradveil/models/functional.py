@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -138,40 +141,57 @@ class Mirror:
         self._functions: dict[tuple[bool, ...], Functional] = {}
         self._replaced: str | None = None
         self._noted = _attributes(module)
-        self._passing = False
+        self._lock = threading.Lock()
+        self._passes = Counter[int]()
+        """How many passes are under way in each thread."""
 
     def note(self) -> None:
         """After a pass: what the pass itself set, which may tell of its examples, is not for the copy."""
-        self._noted, self._passing = _attributes(self._module), False
+        with self._lock:
+            self._noted = _attributes(self._module)
+            self._passes -= Counter([threading.get_ident()])
+
+    def settle(self) -> None:
+        """No pass is under way in this thread: one that began and did not end has failed."""
+        with self._lock:
+            self._passes.pop(threading.get_ident(), None)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """While a part of a pass may run again: what that sets is not for the copy either."""
+        """While a part of a pass may run again, or a loss: what that sets is not for the copy either."""
+        with self._lock:
+            self._passes[threading.get_ident()] += 1
         before = _attributes(self._module)
         try:
             yield
         finally:
             after = _attributes(self._module)
-            self._noted |= {key: value for key, value in after.items() if key not in before or before[key] != value}
+            with self._lock:
+                self._noted |= {key: value for key, value in after.items() if _differ(before, key, value)}
+                self._passes -= Counter([threading.get_ident()])
 
     def follow(self) -> str | None:
         """Before a pass: give the copy the numbers, texts and flags that were set on layers since the last one.
 
         Returns why the copy cannot follow, if it cannot: a layer was replaced, or such an attribute by something else.
         """
-        if self._passing:
-            self.note()  # the last pass failed, and nobody can tell what it set from what was set after it
-        now, self._passing = _attributes(self._module), True
-        odd = [key for key, kind in now.items() if isinstance(kind, type) and self._noted.get(key) is not kind]
-        odd += [key for key, value in self._noted.items() if key not in now and value is not None]
-        if odd and self._replaced is None:
-            name = ".".join(filter(None, odd[0]))
-            self._replaced = f"{name!r} was replaced, and this defense works on a copy: protect the model again"
-        copies = [self._copy, *(function.module for function in self._functions.values())]
-        for (place, name), value in now.items() if self._replaced is None else ():
-            if (place, name) not in self._noted or self._noted[place, name] != value:
-                for module in copies:
-                    setattr(module.get_submodule(place), name, value)
+        with self._lock:
+            now, alive = _attributes(self._module), {thread.ident for thread in threading.enumerate()}
+            if self._passes.keys() & alive:
+                self._noted = now  # nobody can tell what a pass that failed, or is under way, set from what a loop did
+            self._passes[threading.get_ident()] += 1
+            odd = [key for key, kind in now.items() if isinstance(kind, type) and self._noted.get(key) is not kind]
+            odd += [key for key, value in self._noted.items() if key not in now and value is not None]
+            if odd and self._replaced is None:
+                name = ".".join(filter(None, odd[0]))
+                self._replaced = f"{name!r} was replaced, and this defense works on a copy: protect the model again"
+            set_since = {key: value for key, value in now.items() if _differ(self._noted, key, value)}
+            for (place, name), value in set_since.items() if self._replaced is None else ():
+                setattr(self._copy.get_submodule(place), name, value)
+                for function in self._functions.values():
+                    layer = function.module.get_submodule(place)
+                    if not (_RATE.search(name) or (name == "p" and isinstance(layer, _DropoutNd))):  # it stays off
+                        setattr(layer, name, value)
         return self._replaced
 
     def function(self) -> Functional:
@@ -192,6 +212,17 @@ def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
         found[place, ""] = type(layer)
         found |= {(place, n): v for n, v in vars(layer).items() if n not in _OF_ALL and isinstance(v, plain)}
     return found
+
+
+def _differ(before: Mapping[tuple[str, str], object], key: tuple[str, str], value: object) -> bool:
+    """Whether there is a new value under this key. NaN is no new value where NaN was."""
+    return key not in before or not (
+        before[key] is value or before[key] == value or (_nan(before[key]) and _nan(value))
+    )
+
+
+def _nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def set_buffers(module: nn.Module, values: Mapping[str, Tensor | None]) -> None:
