@@ -17,7 +17,8 @@ from torch import Tensor
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.reading import check_plain
-from gradveil.core.types import Batch, Domain
+from gradveil.core.types import Batch
+from gradveil.domains import Images
 
 Indices = Sequence[int] | Tensor
 """Positions in a data set, each from 0 to its length minus 1, in any order, repeats allowed."""
@@ -76,8 +77,8 @@ class ImageSet(ABC):
         return len(self.labels)
 
     @property
-    def domain(self) -> Domain:
-        return Domain(*self.shape, classes=len(self.class_names), mean=self.mean, std=self.std)
+    def domain(self) -> Images:
+        return Images(*self.shape, classes=len(self.class_names), mean=self.mean, std=self.std)
 
     def batch(self, indices: Indices) -> Batch:
         """The chosen images and labels: inputs [n, C, H, W] in [0, 1], labels [n]."""
