@@ -45,6 +45,8 @@ def test_a_domain_without_one_of_its_methods_cannot_be_made() -> None:
 
 def test_images_of_which_only_the_shape_is_known() -> None:
     assert Images.like(torch.zeros(7, 2, 6, 5), classes=3) == Images(2, 6, 5, 3, (0.0, 0.0), (1.0, 1.0))
+    with pytest.raises(GradveilError, match="not \\[7, 60\\]"):
+        Images.like(torch.zeros(7, 60), classes=3)
 
 
 def test_moments_broadcast_over_an_example() -> None:

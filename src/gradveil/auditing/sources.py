@@ -33,7 +33,7 @@ from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, links_of
 from gradveil.defenses.public import SHIPPED
-from gradveil.domains import Domain, Images
+from gradveil.domains import Domain
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 
 OWN = "your batch"
@@ -223,14 +223,11 @@ def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | Non
     # A private picture that is in the gallery as well would be its own distractor.
     same = torch.cdist(pictures.flatten(1), inputs.flatten(1), p=float("inf")) == 0
     others = pictures[~same.any(1)]
-    domain = Images.like(inputs, classes)
-    return MemoryImages(
+    return MemoryImages.unscaled(
         name=OWN,
         images=torch.cat([inputs, others]),
         labels=torch.cat([labels, labels.new_zeros(len(others))]),
         class_names=tuple(map(str, range(classes))),
-        mean=domain.mean,
-        std=domain.std,
     )
 
 

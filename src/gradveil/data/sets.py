@@ -118,6 +118,13 @@ class MemoryImages(ImageSet):
 
     images: Tensor
 
+    @classmethod
+    def unscaled(cls, *, name: str, images: Tensor, labels: Tensor, class_names: tuple[str, ...]) -> Self:
+        """Images whose mean and deviation nobody knows: a model that normalises takes them as they are."""
+        channels = images.shape[1]
+        mean, std = (0.0,) * channels, (1.0,) * channels
+        return cls(name=name, images=images, labels=labels, class_names=class_names, mean=mean, std=std)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         floating = self.images.is_floating_point()

@@ -59,6 +59,8 @@ class Images(Domain):
     @classmethod
     def like(cls, inputs: Tensor, classes: int) -> Self:
         """The domain of images of which nothing is known but their shape: a model gets them as they are."""
+        if inputs.dim() != 4:
+            raise GradveilError(f"images are [n, C, H, W], not {list(inputs.shape)}")
         channels, height, width = inputs.shape[1:]
         return cls(channels, height, width, classes, mean=(0.0,) * channels, std=(1.0,) * channels)
 
