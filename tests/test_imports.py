@@ -12,8 +12,8 @@ import pytest
 import gradveil
 
 LEVELS = (
-    "core", "assets", "data", "models", "generators", "engine", "defenses", "bounds", "threat", "client", "attacks",
-    "federated", "metrics", "auditing", "report", "lab", "cli",
+    "core", "domains", "assets", "data", "models", "generators", "engine", "defenses", "bounds", "threat", "client",
+    "attacks", "federated", "metrics", "auditing", "report", "lab", "cli",
 )  # fmt: skip
 SOURCE = Path(gradveil.__file__).parent
 ONLY_FOR_PEOPLE = {"typer", "rich"}

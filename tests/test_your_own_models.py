@@ -18,7 +18,8 @@ from gradveil.attacks.parts.labels import infer_labels
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.types import Batch, Domain, Recipe
+from gradveil.core.types import Batch, Recipe
+from gradveil.domains import Images
 from gradveil.models import Functional, SeveralInputs
 from gradveil.threat import observe, threat_model
 
@@ -363,7 +364,7 @@ def biases_alone() -> nn.Module:
 def test_labels_are_read_off_what_is_trained(make: Callable[[], nn.Module], least: int) -> None:
     module, rng, right = make(), torch.Generator().manual_seed(0), 0
     sent, client = models.trained_parameters(module), SimulatedClient(module, recipe=Recipe())
-    domain = Domain(channels=1, height=28, width=28, classes=10, mean=(0.5,), std=(0.3,))
+    domain = Images(channels=1, height=28, width=28, classes=10, mean=(0.5,), std=(0.3,))
     for label in range(10):
         batch = Batch(torch.rand(1, 1, 28, 28, generator=rng), torch.tensor([label]))
         reply = client.reply(sent, batch, Stream.seeded(label)).update

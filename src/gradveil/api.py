@@ -30,8 +30,9 @@ from gradveil.core.tensor_files import read_tensors
 from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import ImageSet
 from gradveil.defenses import Defense
+from gradveil.domains import Domain
+from gradveil.domains.pictures import data_address
 from gradveil.report import render
-from gradveil.report.gallery import Encoding
 
 _SHOWN = 8
 """So many pictures of each defense, at most, are shown in a notebook."""
@@ -63,8 +64,8 @@ def audit(
     """What an update of this module on these private examples gives away.
 
     Args:
-        model: Any module that maps inputs [n, C, H, W] to scores [n, classes]. It is not changed.
-        batch: Inputs [n, C, H, W] in [0, 1] and labels [n].
+        model: Any module that maps inputs [n, ...] to scores [n, classes]. It is not changed.
+        batch: Inputs [n, ...] in [0, 1] and labels [n].
         defenses: Specs such as ``"noise:sigma=0.1"``, or objects, registered or not; one or several.
         attacks: The same for attacks, or ``"quick"``, ``"standard"`` or ``"thorough"``: all that fit, as a suite.
         loss: What clients minimise.
@@ -106,7 +107,7 @@ def audit(
     elif (folder := Path(out)) and (folder / "audit.json").exists():
         raise GradveilError(f"{folder} holds an audit already: give out= another folder")
     try:
-        result = AuditResult(run(plan, folder, progress=shown), folder)
+        result = AuditResult(run(plan, folder, progress=shown), folder, plan.domain)
     except BaseException:
         if out is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -119,8 +120,8 @@ def audit(
 class AuditResult:
     """An audit with its pictures. ``audit`` is the whole record, as it stands in ``audit.json``."""
 
-    def __init__(self, audit: Audit, folder: Path) -> None:
-        self.audit, self.folder = audit, folder
+    def __init__(self, audit: Audit, folder: Path, domain: Domain) -> None:
+        self.audit, self.folder, self._domain = audit, folder, domain
         self.rows = tuple(ResultRow(row, self) for row in audit.rows)
 
     @property
@@ -134,7 +135,7 @@ class AuditResult:
 
     @cached_property
     def private_images(self) -> Tensor:
-        """[n, C, H, W]: the truth, in the order in which rows have their images."""
+        """[n, ...]: the truth, in the order in which rows have their images."""
         return read_tensors(self.folder / "truth.safetensors", "truth")[0]["inputs"]
 
     def report(self, path: Path | str) -> Path:
@@ -163,12 +164,18 @@ class AuditResult:
             f"<td style='text-align:left'>{html.escape(verdict.sentence + flags)}</td></tr>"
             for verdict, grade, flags in self._graded()
         ]
-        strips = [_strip("private", self.private_images)]
+        strips = [self._strip("private", self.private_images)]
         for verdict in self.verdicts:
             worst = verdict.rebuilt or verdict
             row = next(row for row in self.rows if (row.defense, row.attack) == (verdict.defense, worst.attack))
-            strips.append(_strip(f"{row.attack} on {row.defense}", row.images))
+            strips.append(self._strip(f"{row.attack} on {row.defense}", row.images))
         return f"<table>{''.join(lines)}</table><table>{''.join(strips)}</table>"
+
+    def _strip(self, title: str, inputs: Tensor) -> str:
+        style = "width:64px;image-rendering:pixelated;display:inline-block;margin:1px"
+        pictures = [data_address(self._domain.show(one[None])) for one in inputs[:_SHOWN]]
+        shown = "".join(f"<img style='{style}' alt='' src='{address}'>" for address in pictures)
+        return f"<tr><td>{html.escape(title)}</td><td>{shown}</td></tr>"
 
 
 class ResultRow:
@@ -183,7 +190,7 @@ class ResultRow:
 
     @cached_property
     def images(self) -> Tensor:
-        """[n, C, H, W] in [0, 1]: what the attack rebuilt of each private image."""
+        """[n, ...] in [0, 1]: what the attack rebuilt of each private image."""
         found = load_reconstructions(self._result.folder / self.record.files.reconstruction)
         return torch.cat([one.inputs for one in found])[[image.picture for image in self.record.per_image]]
 
@@ -191,13 +198,6 @@ class ResultRow:
         share = self.record.identified
         identified = "not scored" if share is None else f"{share:.0%} identified"
         return f"<{self.record.attack} on {self.record.defense}: {identified}>"
-
-
-def _strip(title: str, images: Tensor) -> str:
-    pixels = (images[:_SHOWN].clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    style = "width:64px;image-rendering:pixelated;display:inline-block;margin:1px"
-    shown = "".join(f"<img style='{style}' alt='' src='{Encoding().png(one)}'>" for one in pixels)
-    return f"<tr><td>{html.escape(title)}</td><td>{shown}</td></tr>"
 
 
 def _is_watched() -> bool:

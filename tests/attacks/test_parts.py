@@ -8,7 +8,7 @@ from torch.func import grad_and_value, vmap
 
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks.parts.labels import infer_labels
-from gradveil.attacks.parts.objectives import Cosine, Objective, Squared, total_variation
+from gradveil.attacks.parts.objectives import Cosine, Objective, Squared
 from gradveil.attacks.parts.priors import Pixels
 from gradveil.attacks.parts.search import Adam, Problems
 from gradveil.client.local import local_update
@@ -49,13 +49,6 @@ def test_slopes_of_many_problems_are_those_of_each(objective: Objective) -> None
     found, distances = objective.slopes(a, b)
     torch.testing.assert_close(found, slope)
     torch.testing.assert_close(distances, values)
-
-
-def test_total_variation_of_a_step_and_of_nothing() -> None:
-    step = torch.zeros(1, 1, 4, 4)
-    step[..., 2:] = 1.0
-    assert total_variation(step).item() == pytest.approx(1 / 3)
-    assert total_variation(torch.full((1, 3, 4, 4), 0.7)).item() == 0
 
 
 def test_pixels_stay_in_the_valid_range() -> None:

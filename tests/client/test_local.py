@@ -16,11 +16,12 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import dot
-from gradveil.core.types import Batch, Domain, Recipe
+from gradveil.core.types import Batch, Recipe
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.domains import Images
 from gradveil.models import Functional
 
-TINY = Domain(1, 8, 8, 4, (0.5,), (0.25,))
+TINY = Images(1, 8, 8, 4, (0.5,), (0.25,))
 
 
 @pytest.mark.parametrize(

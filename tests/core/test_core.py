@@ -12,7 +12,7 @@ from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.seeding import derive, generator, isolated
 from gradveil.core.tensor_files import read_tensors, write_tensors
-from gradveil.core.types import Batch, Domain, Recipe
+from gradveil.core.types import Batch, Recipe
 
 
 def test_tree_arithmetic_is_that_of_the_flat_vector() -> None:
@@ -86,26 +86,6 @@ def test_isolated_draws_are_reproducible_and_leave_the_global_generator_alone() 
 def test_an_impossible_recipe_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(GradveilError) as caught:
         Recipe(**fields)  # type: ignore[arg-type]
-    assert len(str(caught.value)) < 160
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"channels": 0},
-        {"height": 10**9},
-        {"width": 10**5000},
-        {"mean": (0.5,)},
-        {"mean": (10**30, 0.5, 0.5)},
-        {"mean": (10**400, 0.5, 0.5)},
-        {"std": (0.0, 1.0, 1.0)},
-        {"classes": "ten"},
-    ],
-)
-def test_an_impossible_domain_is_refused(fields: dict[str, object]) -> None:
-    good = {"channels": 3, "height": 8, "width": 8, "classes": 10, "mean": (0.5,) * 3, "std": (0.2,) * 3}
-    with pytest.raises(GradveilError) as caught:
-        Domain(**{**good, **fields})  # type: ignore[arg-type]
     assert len(str(caught.value)) < 160
 
 

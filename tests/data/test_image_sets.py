@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.core.types import Domain
 from gradveil.data import DATASETS, FileImages, ImageSet, MemoryImages, from_dataset, load
+from gradveil.domains import Images
 
 PIXELS = torch.randint(0, 256, (6, 3, 5, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -49,7 +49,7 @@ def images(request: pytest.FixtureRequest, tmp_path: Path) -> ImageSet:
 
 def test_batches_are_the_stored_pixels_in_the_unit_range(images: ImageSet) -> None:
     assert len(images) == 6
-    assert images.domain == Domain(3, 5, 4, classes=3, mean=MEAN, std=STD)
+    assert images.domain == Images(3, 5, 4, classes=3, mean=MEAN, std=STD)
     batch = images.batch([4, 0, 4])
     assert batch.inputs.dtype == torch.float32
     torch.testing.assert_close(batch.inputs, PIXELS[[4, 0, 4]].float() / 255)

@@ -8,15 +8,15 @@ import torch
 from PIL import Image
 
 from gradveil import assets
-from gradveil.core.types import Domain
 from gradveil.data import IMAGENET_MEAN, IMAGENET_STD, load
+from gradveil.domains import Images
 
 pytestmark = pytest.mark.network
 
 
 def test_orl_faces_are_labelled_by_person() -> None:
     faces = load("orl-faces:size=none")
-    assert faces.domain == Domain(1, 112, 92, classes=40, mean=(0.4416,), std=(0.1958,))
+    assert faces.domain == Images(1, 112, 92, classes=40, mean=(0.4416,), std=(0.1958,))
     assert torch.bincount(faces.labels).tolist() == [10] * 40
     batch = faces.batch(range(400))
     assert float(batch.inputs.mean()) == pytest.approx(faces.mean[0], abs=1e-4)
@@ -30,7 +30,7 @@ def test_orl_faces_are_labelled_by_person() -> None:
 def test_photos_64_go_with_their_labels() -> None:
     photos = load("photos-64")
     assert len(photos) == 500
-    assert photos.domain == Domain(3, 64, 64, classes=200, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    assert photos.domain == Images(3, 64, 64, classes=200, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     folder = assets.fetch("photos-64")
     line = (folder / "labels.yml").read_text().splitlines()[0]
     file, label = line.split(": ")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from make_samples import to_sheet
 
-from gradveil.core.types import Domain
 from gradveil.data import load
 from gradveil.data.registry import from_sheet
+from gradveil.domains import Images
 
 SAMPLES = {
-    "cifar10": Domain(3, 32, 32, classes=10, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.243, 0.262)),
-    "mnist": Domain(1, 28, 28, classes=10, mean=(0.1307,), std=(0.3081,)),
+    "cifar10": Images(3, 32, 32, classes=10, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.243, 0.262)),
+    "mnist": Images(1, 28, 28, classes=10, mean=(0.1307,), std=(0.3081,)),
 }
 
 

@@ -17,10 +17,11 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator, isolated
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, dot, norm, subtract
-from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DCS2, DEFENSES, Chain, Step
 from gradveil.defenses import dcs2 as _dcs2
 from gradveil.defenses.dcs2 import Starts
+from gradveil.domains import Images
 from gradveil.models import Functional
 from steps import in_double, step_of, step_on
 
@@ -159,7 +160,7 @@ def test_public_starts_are_public_images() -> None:
     assert torch.equal(found.batch.labels, public.labels[places])
     assert not (found.batch.labels == step.batch.labels.repeat_interleave(4)).any()
     assert (found.origin == -1).all()
-    few = Domain(3, 32, 32, 2, SAMPLES.domain.mean, SAMPLES.domain.std)
+    few = Images(3, 32, 32, 2, SAMPLES.domain.mean, SAMPLES.domain.std)
     _, step = step_of(models.build("mlp", few, seed=0), SAMPLES.batch(range(2)))
     labels = start_points(step, torch.tensor([True, True]), each=9, kind="public").batch.labels
     assert labels.max() <= 1, "labels that the model does not know are drawn anew"

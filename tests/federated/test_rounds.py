@@ -15,9 +15,10 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import scaled
-from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.domains import Images
 from gradveil.engine.clients import batched
 from gradveil.federated import Federation, Runner, Training, participants, why_unusable
 from gradveil.models import Functional
@@ -147,7 +148,7 @@ class Stubborn(nn.Module):
         return outputs if outputs.sum().item() > -1e9 else -outputs
 
 
-def stubborn(domain: Domain) -> nn.Module:  # noqa: ARG001
+def stubborn(domain: Images) -> nn.Module:  # noqa: ARG001
     return Stubborn()
 
 
@@ -230,7 +231,7 @@ def test_a_client_whose_step_cannot_be_computed_is_dropped_and_the_others_go_on(
     assert done.side_by_side == (way == "true")
 
 
-def with_batch_norm(domain: Domain) -> nn.Module:  # noqa: ARG001
+def with_batch_norm(domain: Images) -> nn.Module:  # noqa: ARG001
     return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 
-CIFAR = Domain(channels=3, height=32, width=32, classes=10, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262))
-MNIST = Domain(channels=1, height=28, width=28, classes=10, mean=(0.131,), std=(0.308,))
+CIFAR = Images(channels=3, height=32, width=32, classes=10, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262))
+MNIST = Images(channels=1, height=28, width=28, classes=10, mean=(0.131,), std=(0.308,))
 
 
 @pytest.fixture
-def cifar() -> Domain:
+def cifar() -> Images:
     return CIFAR
 
 
 @pytest.fixture(params=[CIFAR, MNIST], ids=["cifar", "mnist"])
-def domain(request: pytest.FixtureRequest) -> Domain:
+def domain(request: pytest.FixtureRequest) -> Images:
     return request.param

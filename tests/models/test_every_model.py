@@ -10,7 +10,8 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
 from gradveil.core import trees
-from gradveil.core.types import Domain, Params
+from gradveil.core.types import Params
+from gradveil.domains import Images
 from gradveil.models import MODELS, Functional, build, classifier, first_layer, representation
 
 TOO_LARGE = {"resnet152"}
@@ -35,7 +36,7 @@ def spec_of(name: str) -> str:
     return SMALL.get(name, name)
 
 
-def matching_problem(spec: str, domain: Domain, problems: int) -> tuple[Functional, Tensor, Tensor, Params]:
+def matching_problem(spec: str, domain: Images, problems: int) -> tuple[Functional, Tensor, Tensor, Params]:
     """A model in double precision, inputs [problems, 1, C, H, W], labels [problems, 1], a target for its gradient."""
     model = Functional(build(spec, domain, seed=3).double())
     rng = torch.Generator().manual_seed(1)
@@ -62,7 +63,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", list(MODELS))
-def test_shapes_and_structure(name: str, domain: Domain) -> None:
+def test_shapes_and_structure(name: str, domain: Images) -> None:
     model = build(name, domain, seed=0)
     inputs = torch.rand(2, *domain.shape)
     assert not model.training
@@ -79,7 +80,7 @@ def test_shapes_and_structure(name: str, domain: Domain) -> None:
 
 
 @pytest.mark.parametrize("name", [slow_if_deep(name) for name in MODELS if name not in TOO_LARGE])
-def test_initialisation_comes_from_the_seed_alone(name: str, cifar: Domain) -> None:
+def test_initialisation_comes_from_the_seed_alone(name: str, cifar: Images) -> None:
     before = torch.get_rng_state()
     first = build(name, cifar, seed=5).state_dict()
     torch.rand(3)  # moves the global generator between the two
@@ -92,7 +93,7 @@ def test_initialisation_comes_from_the_seed_alone(name: str, cifar: Domain) -> N
 
 
 @pytest.mark.parametrize("name", [slow_if_deep(name) for name in MODELS if name not in {*SMALL, *TOO_LARGE}])
-def test_large_models_differentiate_twice(name: str, cifar: Domain) -> None:
+def test_large_models_differentiate_twice(name: str, cifar: Images) -> None:
     model, inputs, labels, target = matching_problem(name, cifar, problems=1)
     params = {key: value.requires_grad_() for key, value in model.params.items()}
     inputs.requires_grad_()
@@ -104,7 +105,7 @@ def test_large_models_differentiate_twice(name: str, cifar: Domain) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_second_derivatives_match_finite_differences(name: str, cifar: Domain) -> None:
+def test_second_derivatives_match_finite_differences(name: str, cifar: Images) -> None:
     model, inputs, labels, target = matching_problem(spec_of(name), cifar, problems=1)
     along = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     slope = (grad(lambda x: mismatch(model, x, labels[0], target))(inputs[0]) * along).sum()
@@ -115,7 +116,7 @@ def test_second_derivatives_match_finite_differences(name: str, cifar: Domain) -
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", [*SMALL, "resnet18"])
-def test_vmap_equals_a_loop(name: str, cifar: Domain) -> None:
+def test_vmap_equals_a_loop(name: str, cifar: Images) -> None:
     problems = 3 if name in SMALL else 2
     model, inputs, labels, target = matching_problem(spec_of(name), cifar, problems)
 
@@ -130,7 +131,7 @@ def test_vmap_equals_a_loop(name: str, cifar: Domain) -> None:
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # inside torch's own jvp
 @pytest.mark.parametrize("name", [*SMALL, "resnet18", "resnet18:stem=imagenet"])
-def test_forward_over_reverse_equals_double_backward(name: str, cifar: Domain) -> None:
+def test_forward_over_reverse_equals_double_backward(name: str, cifar: Images) -> None:
     """With G the gradient of the parameters and v = dD/dG: dD/dx is the derivative of grad_x along v."""
     model, inputs, labels, target = matching_problem(spec_of(name), cifar, problems=1)
     x, y = inputs[0], labels[0]

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain
 from gradveil.data import load
+from gradveil.domains import Images
 from gradveil.models import Normalize, build
 
-IMAGENET = Domain(
+IMAGENET = Images(
     channels=3, height=224, width=224, classes=1000, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
 
 
-def count(spec: str, domain: Domain) -> int:
+def count(spec: str, domain: Images) -> int:
     return sum(p.numel() for p in build(spec, domain, seed=0).parameters())
 
 
@@ -32,7 +32,7 @@ def count(spec: str, domain: Domain) -> int:
         ("vgg16:batch_norm=false", 14_719_818),
     ],
 )
-def test_sizes_for_cifar(spec: str, parameters: int, cifar: Domain) -> None:
+def test_sizes_for_cifar(spec: str, parameters: int, cifar: Images) -> None:
     assert count(spec, cifar) == parameters
 
 
@@ -49,7 +49,7 @@ def test_sizes_for_imagenet(spec: str, parameters: int) -> None:
     assert count(spec, IMAGENET) == parameters
 
 
-def test_wide_lenet_fills_the_interval(cifar: Domain) -> None:
+def test_wide_lenet_fills_the_interval(cifar: Images) -> None:
     model = build("lenet:init=wide", cifar, seed=0)
     drawn = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert -0.5 <= float(drawn.min()) < -0.499
@@ -57,7 +57,7 @@ def test_wide_lenet_fills_the_interval(cifar: Domain) -> None:
     assert float(drawn.std()) == pytest.approx(12**-0.5, rel=0.02)
 
 
-def test_normalisation_is_inside_and_invisible(cifar: Domain) -> None:
+def test_normalisation_is_inside_and_invisible(cifar: Images) -> None:
     inside, outside = build("resnet18", cifar, seed=0), build("resnet18:normalize=false", cifar, seed=0)
     assert inside.state_dict().keys() == outside.state_dict().keys()
     inputs = torch.rand(2, 3, 32, 32)
@@ -69,13 +69,13 @@ def test_normalisation_is_inside_and_invisible(cifar: Domain) -> None:
     ("spec", "normalizes"),
     [("lenet", False), ("mlp", False), ("convnet", True), ("resnet18", True), ("vgg11", True), ("vit", True)],
 )
-def test_who_normalizes_by_default(spec: str, normalizes: bool, cifar: Domain) -> None:
+def test_who_normalizes_by_default(spec: str, normalizes: bool, cifar: Images) -> None:
     model = build(spec, cifar, seed=0)
     assert any(isinstance(m, Normalize) for m in model.modules()) == normalizes
 
 
-def test_stem_follows_the_size_of_the_images(cifar: Domain) -> None:
-    def stem(spec: str, domain: Domain) -> tuple[int, ...]:
+def test_stem_follows_the_size_of_the_images(cifar: Images) -> None:
+    def stem(spec: str, domain: Images) -> tuple[int, ...]:
         first = build(spec, domain, seed=0).get_submodule("conv1")
         assert isinstance(first, nn.Conv2d)
         return first.kernel_size
@@ -96,13 +96,13 @@ def test_stem_follows_the_size_of_the_images(cifar: Domain) -> None:
         ("resnet81", "resnet18"),
     ],
 )
-def test_refusals_say_what_to_do(spec: str, complaint: str, cifar: Domain) -> None:
+def test_refusals_say_what_to_do(spec: str, complaint: str, cifar: Images) -> None:
     with pytest.raises(GradveilError, match=complaint):
         build(spec, cifar, seed=0)
 
 
 def test_images_too_small_for_the_pools() -> None:
-    tiny = Domain(channels=1, height=8, width=8, classes=10, mean=(0.5,), std=(0.5,))
+    tiny = Images(channels=1, height=8, width=8, classes=10, mean=(0.5,), std=(0.5,))
     with pytest.raises(GradveilError, match="sides of 9"):
         build("convnet", tiny, seed=0)
 

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.types import Batch, Domain, Recipe
+from gradveil.core.types import Batch, Recipe
+from gradveil.domains import Images
 from gradveil.models import (
     MODELS,
     Fronted,
@@ -27,7 +28,7 @@ DEEP = {"resnet34", "resnet50", "resnet152", "vgg16"}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in DEEP])
-def test_every_family_behind_a_front(name: str, domain: Domain) -> None:
+def test_every_family_behind_a_front(name: str, domain: Images) -> None:
     model = build(f"imprint:bins=8 > {name}", domain, seed=0)
     inputs = torch.rand(2, *domain.shape)
     assert isinstance(model, Fronted)
@@ -42,13 +43,13 @@ def test_every_family_behind_a_front(name: str, domain: Domain) -> None:
     torch.testing.assert_close(function(function.params, inputs), model(inputs))
 
 
-def test_the_model_behind_is_the_one_without_a_front(cifar: Domain) -> None:
+def test_the_model_behind_is_the_one_without_a_front(cifar: Images) -> None:
     alone, behind = build("lenet", cifar, seed=4), build("imprint > lenet", cifar, seed=4)
     for name, parameter in alone.named_parameters():
         assert torch.equal(parameter, behind.get_parameter(f"model.{name}"))
 
 
-def test_a_front_comes_from_the_seed_alone_and_is_an_ordinary_layer(cifar: Domain) -> None:
+def test_a_front_comes_from_the_seed_alone_and_is_an_ordinary_layer(cifar: Images) -> None:
     before = torch.get_rng_state()
     first, again, other = (build("imprint:bins=64 > lenet", cifar, seed=s).state_dict() for s in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -60,7 +61,7 @@ def test_a_front_comes_from_the_seed_alone_and_is_an_ordinary_layer(cifar: Domai
     assert weight.std(dim=0).min() > 0.005, "rows differ"
 
 
-def test_bins_of_a_sparse_front_are_idle_above_the_ceiling(cifar: Domain) -> None:
+def test_bins_of_a_sparse_front_are_idle_above_the_ceiling(cifar: Images) -> None:
     front = build("imprint:bins=4,kind=sparse,ceiling=0.5 > mlp", cifar, seed=0).front
     inputs = torch.rand(3, *cifar.shape)
     asked = front.query(inputs.flatten(1))
@@ -70,7 +71,7 @@ def test_bins_of_a_sparse_front_are_idle_above_the_ceiling(cifar: Domain) -> Non
     torch.testing.assert_close(relu(inputs), relu.back(F.relu(asked)).view_as(inputs))
 
 
-def test_a_client_trains_behind_a_front(cifar: Domain) -> None:
+def test_a_client_trains_behind_a_front(cifar: Images) -> None:
     client = SimulatedClient(
         build("imprint:bins=4 > mlp:hidden=8", cifar, seed=0), recipe=Recipe(sends="delta", epochs=2)
     )
@@ -109,6 +110,6 @@ def test_a_front_hides_no_import_path() -> None:
         ("> lenet", "no front is called ''"),
     ],
 )
-def test_what_cannot_be_built_says_so(spec: str, said: str, cifar: Domain) -> None:
+def test_what_cannot_be_built_says_so(spec: str, said: str, cifar: Images) -> None:
     with pytest.raises(GradveilError, match=said):
         build(spec, cifar, seed=0)

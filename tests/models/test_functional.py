@@ -11,12 +11,13 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain, Params
+from gradveil.core.types import Params
+from gradveil.domains import Images
 from gradveil.models import Functional, build
 
 
 @pytest.fixture
-def model(cifar: Domain) -> nn.Module:
+def model(cifar: Images) -> nn.Module:
     """A network with batch norm whose running statistics are not the initial ones."""
     built = build("convnet:width=4", cifar, seed=0).train()
     built(torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)))

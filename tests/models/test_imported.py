@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 from gradveil.models import build, canonical, is_import_path
 
 NETS = """
@@ -87,7 +87,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("usernets.small:Net", 3072 * 10 + 10),
     ],
 )
-def test_factories_of_every_kind(spec: str, parameters: int, cifar: Domain) -> None:
+def test_factories_of_every_kind(spec: str, parameters: int, cifar: Images) -> None:
     before = torch.get_rng_state()
     model, again = build(spec, cifar, seed=1), build(spec, cifar, seed=1)
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -118,7 +118,7 @@ def test_factories_of_every_kind(spec: str, parameters: int, cifar: Domain) -> N
         ("usernets.small:with_domain:width=wide", "a whole number"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(spec: str, complaint: str, cifar: Domain) -> None:
+def test_what_is_wrong_is_said_in_one_line(spec: str, complaint: str, cifar: Images) -> None:
     with pytest.raises(GradveilError, match=complaint) as caught:
         build(spec, cifar, seed=0)
     assert "\n" not in str(caught.value)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 from gradveil.models import build, classifier, first_layer, layers_in_order, representation, watched
 
-GREY = Domain(channels=1, height=4, width=4, classes=3, mean=(0.5,), std=(0.5,))
+GREY = Images(channels=1, height=4, width=4, classes=3, mean=(0.5,), std=(0.5,))
 
 
 class Shuffled(nn.Module):
@@ -54,7 +54,7 @@ def test_representation_differentiates_and_takes_other_parameters() -> None:
     assert float(represent(image[None]).abs().sum()) > 0
 
 
-def test_linear_classifier_is_both_first_and_last(cifar: Domain) -> None:
+def test_linear_classifier_is_both_first_and_last(cifar: Images) -> None:
     model = build("mlp:depth=0", cifar, seed=0)
     assert first_layer(model, cifar) == classifier(model, cifar) == "fc"
     inputs = torch.rand(2, 3, 32, 32)

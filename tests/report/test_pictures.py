@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from skimage.metrics import peak_signal_noise_ratio
 
 from gradveil.core.errors import BadFileError
-from gradveil.report.gallery import ENCODINGS, Encoding, Pixels, encode_all, read_pictures
+from gradveil.domains.pictures import ENCODINGS, Encoding, Pixels
+from gradveil.report.gallery import encode_all, read_pictures
 from report.saved_audit import photographs, save_pictures
 
 

@@ -21,8 +21,9 @@ from gradveil import models
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.types import Domain, Recipe
+from gradveil.core.types import Recipe
 from gradveil.defenses import DEFENSES, precode
+from gradveil.domains import Images
 from gradveil.threat import Observation, load_observations, observe, save_observations, threat_model
 from gradveil.threat.storage import KIND, limit_parameters
 
@@ -63,7 +64,7 @@ def test_round_trip(tmp_path: Path, model: str, threat: str, recipe: Recipe) -> 
 def test_frozen_parameters_are_kept_as_the_buffers_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader builds the model anew, with other random numbers in what is frozen."""
 
-    def half_frozen(domain: Domain) -> nn.Module:
+    def half_frozen(domain: Images) -> nn.Module:
         module = models.MODELS.get("lenet")(domain)
         next(module.parameters()).requires_grad_(False)
         return module

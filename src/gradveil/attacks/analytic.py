@@ -17,11 +17,9 @@ from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
-from gradveil.core.types import Domain
+from gradveil.domains import Domain
 from gradveil.models import Fronted, Normalize, first_layer
 from gradveil.threat.observation import Observation
-
-GRAY = 0.5
 
 
 @ATTACKS.register("analytic")
@@ -45,7 +43,7 @@ class Analytic(Attack):
         rows = bias.abs().topk(size, dim=1).indices
         driven = bias.gather(1, rows)
         inputs = readout(weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2])), driven, seen[0])
-        inputs, labels = inputs.nan_to_num(0.5).clamp(0, 1), infer_labels(seen, size)
+        inputs, labels = seen[0].domain.valid(inputs), infer_labels(seen, size)
         return [
             Reconstruction.closed_form(x, y, 0.0 if read else float("inf"), stopped="converged" if read else "diverged")
             for x, y, read in zip(inputs, labels, (driven != 0).all(dim=1).tolist(), strict=True)
@@ -68,7 +66,7 @@ def readable_layer(module: nn.Module, domain: Domain, attack: str) -> str:
 
 
 def readout(weight: Tensor, bias: Tensor, one: Observation) -> Tensor:
-    """Gradients of rows [..., features] over those of their biases [...] as inputs [..., C, H, W]; NaN where idle."""
+    """Gradients of rows [..., features] over those of their biases [...] as inputs [..., *shape]; NaN where idle."""
     inputs: Tensor = entered(weight, bias).unflatten(-1, one.domain.shape)  # type: ignore[no-untyped-call]
     scaling = normalization(one.module)
     return inputs if scaling is None else inputs * scaling.std.to(inputs.device) + scaling.mean.to(inputs.device)
@@ -86,6 +84,6 @@ def entered(weight: Tensor, bias: Tensor) -> Tensor:
     return weight / torch.where(bias == 0, torch.nan, bias).unsqueeze(-1)
 
 
-def on_gray(images: Tensor, size: int) -> Tensor:
-    """[size, ...]: images [m, ...], and plain gray where nothing was found."""
-    return torch.cat([images, images.new_full((size - len(images), *images.shape[1:]), GRAY)])
+def filled_up(inputs: Tensor, size: int, domain: Domain) -> Tensor:
+    """[size, ...]: inputs [m, ...] that were found, and blank ones for the others."""
+    return torch.cat([inputs, domain.blank(size - len(inputs)).to(inputs)])

@@ -20,7 +20,8 @@ from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry
 from gradveil.core.tensor_files import read_tensors, write_tensors
-from gradveil.core.types import Batch, Domain, Params
+from gradveil.core.types import Batch, Params
+from gradveil.domains import Domain
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -47,7 +48,7 @@ class Reconstruction:
     """What an attack believes the private batch was, and how it came to believe it."""
 
     inputs: Tensor
-    """[B, C, H, W] in [0, 1]."""
+    """[B, ...], of the domain."""
     labels: Tensor
     """[B] of int64."""
     objective: float
@@ -203,18 +204,18 @@ ATTACKS = AttackRegistry("attack", base=Attack, group="gradveil.attacks")
 
 
 def _verify(found: Reconstruction, seen: Observation) -> None:
-    """A reconstruction has the shape of the inputs, one label each within the classes, and stays inside [0, 1]."""
-    count = len(found.inputs)
-    if found.inputs.shape != (count, *seen.domain.shape) or found.labels.shape != (count,):
-        raise GradveilError(f"the attack returned inputs of shape {tuple(found.inputs.shape)}")
-    if not bool(torch.isfinite(found.inputs).all()) or found.inputs.min() < 0 or found.inputs.max() > 1:
-        raise GradveilError("the attack returned pixels outside [0, 1]")
+    """A reconstruction is of the domain, with one label each within the classes."""
+    fault = seen.domain.fault(found.inputs)
+    if fault is not None:
+        raise GradveilError(f"the attack returned {fault}")
+    if found.labels.shape != (len(found.inputs),):
+        raise GradveilError(f"the attack returned labels of shape {tuple(found.labels.shape)}")
     if int(found.labels.min()) < 0 or int(found.labels.max()) >= seen.domain.classes:
         raise GradveilError("the attack returned a label that is no class")
 
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> None:
-    """Inputs [n, C, H, W] and labels [n] of all batches one after the other, scores of candidates [batches, m].
+    """Inputs [n, ...] and labels [n] of all batches one after the other, scores of candidates [batches, m].
 
     Everything else is in the header, with None for infinities, which JSON lacks.
     """
@@ -238,7 +239,7 @@ def load_reconstructions(path: Path) -> list[Reconstruction]:
         sizes = meta.get("sizes")
         whole = isinstance(sizes, list) and all(type(size) is int and size >= 1 for size in sizes)
         inputs, scores = shapes.get("inputs", ()), shapes.get("scores")
-        good = whole and len(inputs) == 4 and shapes.get("labels") == (sum(sizes or []),) == inputs[:1]
+        good = whole and len(inputs) >= 2 and shapes.get("labels") == (sum(sizes or []),) == inputs[:1]
         good = good and (scores is None or (len(scores), scores[0]) == (2, len(sizes or [])))
         if not good or not isinstance(meta.get("facts"), list):
             raise BadFileError(f"{path} does not hold as many pictures and labels as its header says")

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from gradveil.attacks.base import ATTACKS
 from gradveil.attacks.parts.matching import Matching, Phase, PhaseResult
-from gradveil.attacks.parts.objectives import Cosine, Objective, OrthogonalObjective, Squared, energy, total_variation
+from gradveil.attacks.parts.objectives import Cosine, Objective, OrthogonalObjective, Squared, energy, roughness
 from gradveil.attacks.parts.population import Evolution, TuRBO
 from gradveil.attacks.parts.priors import CodeCost, Codes, Features, OwnWeights, Prior
 from gradveil.attacks.parts.search import Adam, Search
@@ -22,7 +22,7 @@ from gradveil.generators import Generator, build
 from gradveil.threat.observation import Observation
 
 _OBJECTIVES: dict[str, Objective] = {"squared": Squared(), "cosine": Cosine(), "marks": OrthogonalObjective()}
-SHIPPED = {(3, 32, 32): "cifar10", (1, 28, 28): "mnist"}
+SHIPPED: dict[tuple[int, ...], str] = {(3, 32, 32): "cifar10", (1, 28, 28): "mnist"}
 """The generator that ``auto`` takes for inputs of a shape."""
 
 
@@ -127,7 +127,7 @@ class GIAS(Generative):
     def phases(self) -> tuple[Phase, ...]:
         code = Adam(iterations=max(1, self.steps // 8), lr=self.code_lr)
         weights = Adam(iterations=max(1, self.steps - self.steps // 8), lr=self.weight_lr)
-        smooth = ((self.tv, total_variation),)
+        smooth = ((self.tv, roughness),)
         return (
             Phase(search=code, prior=self.codes, regularisers=smooth),
             Phase(search=weights, prior=_own_weights, regularisers=smooth),
@@ -166,7 +166,7 @@ class GIFD(Generative):
     def phases(self) -> tuple[Phase, ...]:
         each = max(1, self.steps // (self.stages + 1))
         search = Adam(iterations=each, lr=self.lr, schedule="cosine", warmup=max(1, each // 20))
-        smooth = ((self.tv, total_variation), (self.norm, energy))
+        smooth = ((self.tv, roughness), (self.norm, energy))
         code = Phase(search=search, prior=self.codes, regularisers=smooth)
         return (code, *[Phase(search=search, prior=self.features, regularisers=smooth)] * self.stages)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from gradveil.attacks.base import ATTACKS
 from gradveil.attacks.parts.lbfgs import LBFGS
 from gradveil.attacks.parts.matching import Matching, Phase, over_pixels
-from gradveil.attacks.parts.objectives import Cosine, Squared, energy, total_variation
+from gradveil.attacks.parts.objectives import Cosine, Squared, energy, roughness
 from gradveil.attacks.parts.search import Adam
 from gradveil.attacks.parts.updates import Explanation
 
@@ -61,7 +61,7 @@ class InvertingGradients(Matching):
     @property
     def phases(self) -> tuple[Phase, ...]:
         search = Adam(iterations=self.steps, lr=self.lr, signed=self.signed)
-        return (Phase(search=search, prior=over_pixels(), regularisers=((self.tv, total_variation),)),)
+        return (Phase(search=search, prior=over_pixels(), regularisers=((self.tv, roughness),)),)
 
 
 @ATTACKS.register("gi")
@@ -86,7 +86,7 @@ class GradInversion(Matching):
     def phases(self) -> tuple[Phase, ...]:
         warmup = min(self.warmup, self.steps // 4)
         search = Adam(iterations=self.steps, lr=self.lr, schedule="cosine", warmup=warmup)
-        natural = ((self.tv, total_variation), (self.norm, energy))
+        natural = ((self.tv, roughness), (self.norm, energy))
         return (Phase(search=search, prior=over_pixels(), regularisers=natural),)
 
 
@@ -105,4 +105,4 @@ class SME(Matching):
     @property
     def phases(self) -> tuple[Phase, ...]:
         search = Adam(iterations=self.steps, lr=self.lr, signed=True, rates={"mix": self.mix_lr})
-        return (Phase(search=search, prior=over_pixels(), regularisers=((self.tv, total_variation),)),)
+        return (Phase(search=search, prior=over_pixels(), regularisers=((self.tv, roughness),)),)

@@ -15,8 +15,9 @@ from gradveil.auditing.audit import ImageScore, Judgement, Ranking
 from gradveil.auditing.sources import Private
 from gradveil.core.errors import BadFileError, GradveilError, NotAvailableError
 from gradveil.core.progress import SILENT, Progress
-from gradveil.core.types import Batch, Domain
+from gradveil.core.types import Batch
 from gradveil.data import ImageSet
+from gradveil.domains import Domain
 from gradveil.metrics import LPIPS, label_accuracy, matching_order, ranks, score, wilson
 from gradveil.metrics.table import ImageMetrics, own_metrics
 from gradveil.models import representation
@@ -28,7 +29,7 @@ MEANS = (*ImageMetrics.model_fields, "identified")
 class Judge:
     """Scores reconstructions; loads LPIPS once, or remembers why it is not to be had.
 
-    ``gallery`` [m, C, H, W] is that of the private examples or, where those of several rows differ, of the first.
+    ``gallery`` [m, ...] is that of the private examples or, where those of several rows differ, of the first.
     """
 
     def __init__(self, gallery: Tensor, domain: Domain, *, progress: Progress = SILENT) -> None:

@@ -29,10 +29,11 @@ from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import describe_object, split_spec
 from gradveil.core.seeding import derive, generator
 from gradveil.core.streams import Stream
-from gradveil.core.types import Batch, Domain, Loss, Recipe
+from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, links_of
 from gradveil.defenses.public import SHIPPED
+from gradveil.domains import Domain
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 
 OWN = "your batch"
@@ -49,7 +50,7 @@ class Private:
     index: Tensor
     """[n]: position of each private example in the data set."""
     gallery: Tensor
-    """[m, C, H, W]: the private pictures first, then distractors of the same kind."""
+    """[m, ...]: the private examples first, then distractors of the same kind."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What a file of the truth holds."""
@@ -222,13 +223,11 @@ def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | Non
     # A private picture that is in the gallery as well would be its own distractor.
     same = torch.cdist(pictures.flatten(1), inputs.flatten(1), p=float("inf")) == 0
     others = pictures[~same.any(1)]
-    return MemoryImages(
+    return MemoryImages.unscaled(
         name=OWN,
         images=torch.cat([inputs, others]),
         labels=torch.cat([labels, labels.new_zeros(len(others))]),
         class_names=tuple(map(str, range(classes))),
-        mean=(0.0,) * inputs.shape[1],
-        std=(1.0,) * inputs.shape[1],
     )
 
 

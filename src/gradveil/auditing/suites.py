@@ -15,7 +15,8 @@ from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.attacks.analytic import readable_layer
 from gradveil.attacks.generative import SHIPPED
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain, Recipe
+from gradveil.core.types import Recipe
+from gradveil.domains import Domain
 from gradveil.models import classifier, split_front
 from gradveil.threat import Knowledge, Observation, ThreatModel, threat_model
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from PIL import Image
 
 from gradveil.attacks import ATTACKS, BUDGETS, save_reconstructions
 from gradveil.cli.progress import Terminal, say
@@ -41,14 +38,6 @@ def attack(
     found = chosen(seen, seeds=seeds, progress=Terminal())
     save_reconstructions(out / "reconstruction.safetensors", found)
     for i, one in enumerate(found):
-        write_atomically(out / f"{i:03d}.png", _png(torch.cat(list(one.inputs), dim=2)))
+        write_atomically(out / f"{i:03d}.png", seen[i].domain.show(one.inputs))
         say(f"{i:03d}.png  labels {one.labels.tolist()}  objective {one.objective:.3g}")
     say(f"reconstruction: {out / 'reconstruction.safetensors'}")
-
-
-def _png(pixels: torch.Tensor) -> bytes:
-    """[C, H, W] in [0, 1] as a picture."""
-    levels = (pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    picture = io.BytesIO()
-    Image.fromarray(levels if levels.shape[-1] == 3 else levels[..., 0]).save(picture, "png")
-    return picture.getvalue()

@@ -15,8 +15,9 @@ from gradveil.client import Inspection
 from gradveil.client.inspection import PROBE
 from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import read_state, read_tensors, written_by_gradveil
-from gradveil.core.types import Domain, Params
+from gradveil.core.types import Params
 from gradveil.data import ImageSet, load
+from gradveil.domains import Domain
 from gradveil.threat import load_observations
 from gradveil.threat.storage import KIND, Header
 

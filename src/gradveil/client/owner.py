@@ -15,8 +15,9 @@ from gradveil.client.guard import Guard
 from gradveil.client.sampling import Examples
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.types import Batch, Domain, Loss, Params, Recipe, cross_entropy
+from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
 from gradveil.defenses import DEFENSES, Defense, Log
+from gradveil.domains import Images
 from gradveil.models import AddsToLoss, Functional, arguments_of, as_pictures, logits_of, trained_parameters
 from gradveil.threat import Observation, observe, threat_model
 
@@ -118,11 +119,7 @@ class Client:
         recipe = Recipe(sends="delta", lr=rate, train_mode=True) if late else Recipe(train_mode=True)
         spec = self._defense.spec  # raises before anything is spent
         Functional(self._model, train_mode=True)  # as does a model that no attack can follow
-        channels, height, width = images.shape[1:]
-        domain = Domain(
-            channels=channels, height=height, width=width, classes=self.outputs(images[:1]).shape[-1],
-            mean=(0.0,) * channels, std=(1.0,) * channels,
-        )  # fmt: skip
+        domain = Images.like(images, classes=self.outputs(images[:1]).shape[-1])
         module, log = self._guard.copy_outside()
         simulated = SimulatedClient(module, recipe=recipe, defense=self._defense, loss=self._loss)
         sent, batch = trained_parameters(module), Batch(images, labels)

@@ -1,4 +1,4 @@
-"""The vocabulary of the whole toolkit: named tensors, batches, what inputs look like, how a client trains."""
+"""The vocabulary of the whole toolkit: named tensors, batches, how a client trains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples and their labels: inputs [n, C, H, W] in [0, 1], labels [n] of int64.
+    """Examples and their labels: inputs [n, ...] in [0, 1], labels [n] of int64.
 
     In a client whose model takes several tensors, ``inputs`` is a :class:`gradveil.models.SeveralInputs` of them.
     """
@@ -50,40 +50,6 @@ class Batch:
 
     def take(self, index: Tensor | slice) -> Batch:
         return Batch(self.inputs[index], self.labels[index])
-
-
-@dataclass(frozen=True)
-class Domain:
-    """What inputs look like: public knowledge, which a model is built for and an adversary may use.
-
-    Inputs are always in [0, 1]; ``mean`` and ``std`` per channel say how a model may normalise them.
-    """
-
-    channels: int
-    height: int
-    width: int
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        for name, limit in (("channels", 64), ("height", 8192), ("width", 8192), ("classes", 2**20)):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= limit:
-                raise GradveilError(f"{name} of the inputs is a whole number from 1 to {limit}, not {shown(value)}")
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            good = isinstance(values, tuple) and len(values) == self.channels
-            if not good or not all(map(_is_number, values)):
-                raise GradveilError(
-                    f"{name} of the inputs is one number for each of the {self.channels} channels, none too large"
-                )
-        if min(self.std) <= 0:
-            raise GradveilError("std of the inputs is above 0 in every channel")
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return (self.channels, self.height, self.width)
 
 
 @dataclass(frozen=True)
@@ -108,7 +74,7 @@ class Recipe:
             raise GradveilError(f"a client sends 'gradient' or 'delta', not {shown(self.sends)}")
         for name, low in (("lr", 0.0), ("momentum", 0.0), ("weight_decay", 0.0)):
             value = getattr(self, name)
-            if not _is_number(value) or value < low:
+            if not is_number(value) or value < low:
                 raise GradveilError(
                     f"a recipe's {name} is a number of at least {low} that a tensor can hold, not {shown(value)}"
                 )
@@ -122,7 +88,7 @@ class Recipe:
             raise GradveilError("several epochs or mini-batches need sends='delta': a gradient is of one step")
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether a tensor can hold it: torch takes no whole number of more than 64 bits."""
     if isinstance(value, int):
         return abs(value) < 2**63

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.reading import check_plain
-from gradveil.core.types import Batch, Domain
+from gradveil.core.types import Batch
+from gradveil.domains import Images
 
 Indices = Sequence[int] | Tensor
 """Positions in a data set, each from 0 to its length minus 1, in any order, repeats allowed."""
@@ -76,8 +77,8 @@ class ImageSet(ABC):
         return len(self.labels)
 
     @property
-    def domain(self) -> Domain:
-        return Domain(*self.shape, classes=len(self.class_names), mean=self.mean, std=self.std)
+    def domain(self) -> Images:
+        return Images(*self.shape, classes=len(self.class_names), mean=self.mean, std=self.std)
 
     def batch(self, indices: Indices) -> Batch:
         """The chosen images and labels: inputs [n, C, H, W] in [0, 1], labels [n]."""
@@ -116,6 +117,13 @@ class MemoryImages(ImageSet):
     """
 
     images: Tensor
+
+    @classmethod
+    def unscaled(cls, *, name: str, images: Tensor, labels: Tensor, class_names: tuple[str, ...]) -> Self:
+        """Images whose mean and deviation nobody knows: a model that normalises takes them as they are."""
+        channels = images.shape[1]
+        mean, std = (0.0,) * channels, (1.0,) * channels
+        return cls(name=name, images=images, labels=labels, class_names=class_names, mean=mean, std=std)
 
     def __post_init__(self) -> None:
         super().__post_init__()

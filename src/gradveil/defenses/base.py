@@ -191,7 +191,7 @@ class Defense:
         return model
 
     def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:  # noqa: ARG002
-        """Change the local inputs [n, C, H, W] in [0, 1] before training on them."""
+        """Change the local inputs [n, ...] in [0, 1] before training on them."""
         return inputs
 
     def for_round(self, start: Step) -> Defense:  # noqa: ARG002

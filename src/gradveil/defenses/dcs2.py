@@ -24,7 +24,7 @@ from gradveil.engine import CudaGraphCache, cuda_settings, example_pass, gradien
 Sensitive = Callable[[Batch], Tensor] | Tensor
 """A predicate, or a mask over the client's local data: which examples are sensitive, as booleans."""
 Cosine = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Inputs [M, C, H, W] -> the cosines [M] of their gradients to the wanted ones, and what the model says of the inputs,
+"""Inputs [M, ...] -> the cosines [M] of their gradients to the wanted ones, and what the model says of the inputs,
 [M, classes]; both have a slope in the inputs."""
 
 PUBLIC = 50
@@ -178,7 +178,7 @@ class DCS2(Defense):
         origin = torch.cat([best, best.new_full((len(targets), each - count), -1)], dim=1).flatten()
         chosen, found = offered.take(origin), origin >= 0
         known = found & (chosen.labels < classes)  # public images may be of other classes than the client's
-        inputs = torch.where(found[:, None, None, None], chosen.inputs, noise)
+        inputs = torch.where(found.view(-1, *[1] * (noise.dim() - 1)), chosen.inputs, noise)
         return Starts(Batch(inputs, torch.where(known, chosen.labels, others)), origin if from_batch else nowhere)
 
     def conceal(self, step: Step, targets: Batch, starts: Batch) -> Concealed:

@@ -29,7 +29,7 @@ class PublicData:
     """All data but these private examples, of all clients."""
 
     private: Tensor
-    """[n, C, H, W]."""
+    """[n, ...]."""
 
     def last(self, data: ImageSet, count: int) -> Batch:
         """The last ``count`` examples of a set that are not private, in its order, or as many as there are."""
@@ -44,7 +44,7 @@ class PublicData:
 
 
 def occur_in(images: Tensor, others: Tensor) -> Tensor:
-    """[n]: which images are among others [m, C, H, W]."""
+    """[n]: which images are among others [m, ...]."""
     found = torch.zeros(len(images), dtype=torch.bool, device=images.device)
     if images.shape[1:] != others.shape[1:] or not len(images) or not len(others):
         return found
@@ -64,7 +64,7 @@ def public_images(
     Args:
         source: ``samples`` for the shipped set of this shape, or the spec of a data set.
         count: how many.
-        own: examples of the client [n, C, H, W]. The public ones get their shape, type and device.
+        own: examples of the client [n, ...]. The public ones get their shape, type and device.
         public: which data is public; None: nobody has said so, and the client's own examples must not be among them.
         defense: names the asker in errors.
 

@@ -224,7 +224,7 @@ def _complaint(step: LocalLoss) -> str:
 def shared_gradients(
     module: nn.Module, sent: Params, loss: Loss, *, train_mode: bool, shape: tuple[int, ...], classes: int
 ) -> Callable[[Tensor, Tensor], Params] | None:
-    """(inputs [c, C, H, W], labels [c]) -> the gradient of each candidate alone, [c, ...] by name, at the broadcast.
+    """(inputs [c, ...], labels [c]) -> the gradient of each candidate alone, [c, ...] by name, at the broadcast.
 
     One pass of a batch through the shared weights serves all candidates, which are of a ``shape`` and of so many
     ``classes``. None where the model's layers forbid that, or where it does not give what backward gives: code may go

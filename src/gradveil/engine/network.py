@@ -115,7 +115,7 @@ class SharedNetwork:
     def differentiate(
         self, loss: Loss, inputs: Tensor, targets: Tensor, buffers: Params | None = None, *, again: bool = False
     ) -> LayerPass:
-        """Outputs for inputs [N, B, C, H, W], and the gradient of each problem's loss in what left every layer.
+        """Outputs for inputs [N, B, ...], and the gradient of each problem's loss in what left every layer.
 
         Args:
             loss: of one problem.

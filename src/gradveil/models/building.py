@@ -18,7 +18,7 @@ from gradveil.core.errors import GradveilError, in_one_line
 from gradveil.core.plugins import import_object
 from gradveil.core.registry import Registry, join_spec, parse_options, split_spec
 from gradveil.core.seeding import isolated
-from gradveil.core.types import Domain
+from gradveil.domains import Domain, Images
 from gradveil.models.fronts import fronted, fronted_spec, split_front
 
 MODELS: Registry[nn.Module] = Registry("model")
@@ -31,7 +31,7 @@ _ANY_VALUE = int | float | bool | str
 def build(spec: str, domain: Domain, *, seed: int) -> nn.Module:
     """A model in eval mode, initialised from ``seed`` alone; torch's global generator is left as it was.
 
-    >>> digits = Domain(channels=1, height=28, width=28, classes=10, mean=(0.13,), std=(0.31,))
+    >>> digits = Images(channels=1, height=28, width=28, classes=10, mean=(0.13,), std=(0.31,))
     >>> sum(p.numel() for p in build("lenet:init=wide", digits, seed=0).parameters())
     17038
     """
@@ -68,15 +68,15 @@ def is_import_path(spec: str) -> bool:
 
 
 def example(module: nn.Module, domain: Domain) -> Tensor:
-    """One black image [1, C, H, W] on the device and in the precision of the module."""
+    """One example of zeros [1, ...] on the device and in the precision of the module."""
     like = next(module.parameters(), torch.empty(0))
     return torch.zeros(1, *domain.shape, device=like.device, dtype=like.dtype)
 
 
 class Normalize(nn.Module):
-    """Subtracts the domain's mean and divides by its standard deviation, per channel: [n, C, H, W] to the same shape.
+    """Subtracts the domain's mean and divides by its standard deviation, without a change of shape.
 
-    Models do it, so that everything outside of them works on images in [0, 1]. The two are non-persistent buffers:
+    Models do it, so that everything outside of them works on inputs in [0, 1]. The two are non-persistent buffers:
     public constants of the domain, neither parameters nor part of a state dict.
     """
 
@@ -85,10 +85,9 @@ class Normalize(nn.Module):
 
     def __init__(self, domain: Domain) -> None:
         super().__init__()
-        if not len(domain.mean) == len(domain.std) == domain.channels:
-            raise GradveilError(f"a domain of {domain.channels} channels needs as many means and standard deviations")
-        self.register_buffer("mean", torch.tensor(domain.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(domain.std).view(-1, 1, 1), persistent=False)
+        mean, std = domain.moments()
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return (inputs - self.mean) / self.std
@@ -99,7 +98,7 @@ def first_operation(domain: Domain, normalize: bool) -> nn.Module:
     return Normalize(domain) if normalize else nn.Identity()
 
 
-def is_small(domain: Domain) -> bool:
+def is_small(domain: Images) -> bool:
     return max(domain.height, domain.width) <= SMALL_SIDE
 
 

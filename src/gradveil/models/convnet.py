@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 from gradveil.models.building import MODELS, first_operation
 
 
@@ -15,7 +15,7 @@ class ConvNet(nn.Module):
     """Convolutions with batch norm and ReLU, a 3x3 max-pool after the sixth and after the last, one linear layer."""
 
     def __init__(
-        self, domain: Domain, *, width: int, kernel: int, last: int, batch_norm: bool, normalize: bool
+        self, domain: Images, *, width: int, kernel: int, last: int, batch_norm: bool, normalize: bool
     ) -> None:
         super().__init__()
         if min(domain.height, domain.width) < 9:
@@ -45,7 +45,7 @@ class ConvNet(nn.Module):
 
 @MODELS.register("convnet")
 def convnet(
-    domain: Domain,
+    domain: Images,
     *,
     width: int = 32,
     kernel: int = 3,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from gradveil.core.errors import GradveilError
 from gradveil.core.registry import find, join_spec, options_of, parse_options, split_spec
 from gradveil.core.seeding import isolated
-from gradveil.core.types import Domain
+from gradveil.domains import Domain
 
 _ARROW = ">"
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 from gradveil.models.building import MODELS, first_operation
 
 WIDTH = 12
@@ -17,7 +17,7 @@ STRIDES = (2, 2, 1, 1)
 class LeNet(nn.Module):
     """Four 5x5 convolutions of 12 channels with sigmoids, and one linear layer."""
 
-    def __init__(self, domain: Domain, *, normalize: bool) -> None:
+    def __init__(self, domain: Images, *, normalize: bool) -> None:
         super().__init__()
         self.normalize = first_operation(domain, normalize)
         layers: list[nn.Module] = []
@@ -35,7 +35,7 @@ class LeNet(nn.Module):
 
 
 @MODELS.register("lenet")
-def lenet(domain: Domain, *, init: Literal["default", "wide"] = "default", normalize: bool = False) -> LeNet:
+def lenet(domain: Images, *, init: Literal["default", "wide"] = "default", normalize: bool = False) -> LeNet:
     """LeNet of Zhu et al.: four sigmoid convolutions and a linear layer.
 
     ``init=wide`` draws all weights and biases from U(-0.5, 0.5), as the DLG release does; with PyTorch's default

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain
+from gradveil.domains import Domain
 from gradveil.models.building import MODELS, first_operation
 
 

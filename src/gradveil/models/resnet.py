@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gradveil.assets import fetch
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 from gradveil.models.building import MODELS, first_operation, is_small
 
 Stem = Literal["auto", "cifar", "imagenet"]
@@ -72,7 +72,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        domain: Domain,
+        domain: Images,
         *,
         block: type[BasicBlock] | type[BottleneckBlock],
         blocks: tuple[int, int, int, int],
@@ -110,7 +110,7 @@ class ResNet(nn.Module):
 
 @MODELS.register("resnet18")
 def resnet18(
-    domain: Domain,
+    domain: Images,
     *,
     stem: Stem = "auto",
     normalize: bool = True,
@@ -140,18 +140,18 @@ def _cifar10_weights() -> dict[str, Tensor]:
 
 
 @MODELS.register("resnet34")
-def resnet34(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
+def resnet34(domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-34; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
     return ResNet(domain, block=BasicBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
 
 
 @MODELS.register("resnet50")
-def resnet50(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
+def resnet50(domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-50; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
     return ResNet(domain, block=BottleneckBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
 
 
 @MODELS.register("resnet152")
-def resnet152(domain: Domain, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
+def resnet152(domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
     """ResNet-152; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
     return ResNet(domain, block=BottleneckBlock, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize, norm=norm)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 from gradveil.models.building import MODELS, first_operation, is_small
 
 Head = Literal["auto", "cifar", "imagenet"]
@@ -18,7 +18,7 @@ class VGG(nn.Module):
     """Five stages of 3x3 convolutions, each ending in a max-pool, and a head of one or three linear layers."""
 
     def __init__(
-        self, domain: Domain, *, convs: tuple[int, int, int, int, int], batch_norm: bool, head: Head, normalize: bool
+        self, domain: Images, *, convs: tuple[int, int, int, int, int], batch_norm: bool, head: Head, normalize: bool
     ) -> None:
         super().__init__()
         self.normalize = first_operation(domain, normalize)
@@ -52,12 +52,12 @@ def _imagenet_head(classes: int) -> nn.Sequential:
 
 
 @MODELS.register("vgg11")
-def vgg11(domain: Domain, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True) -> VGG:
+def vgg11(domain: Images, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True) -> VGG:
     """VGG-11; ``head=auto`` is one linear layer for sides up to 64, and the original three above."""
     return VGG(domain, convs=(1, 1, 2, 2, 2), batch_norm=batch_norm, head=head, normalize=normalize)
 
 
 @MODELS.register("vgg16")
-def vgg16(domain: Domain, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True) -> VGG:
+def vgg16(domain: Images, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True) -> VGG:
     """VGG-16; ``head=auto`` is one linear layer for sides up to 64, and the original three above."""
     return VGG(domain, convs=(2, 2, 3, 3, 3), batch_norm=batch_norm, head=head, normalize=normalize)

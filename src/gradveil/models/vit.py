@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain
+from gradveil.domains import Images
 from gradveil.models.building import MODELS, first_operation, is_small
 
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Patches as tokens behind a class token, learned positions, ``depth`` blocks, one linear layer on that token."""
 
-    def __init__(self, domain: Domain, *, patch: int, depth: int, dim: int, heads: int, normalize: bool) -> None:
+    def __init__(self, domain: Images, *, patch: int, depth: int, dim: int, heads: int, normalize: bool) -> None:
         super().__init__()
         self.normalize = first_operation(domain, normalize)
         tokens = (domain.height // patch) * (domain.width // patch)
@@ -69,7 +69,7 @@ class ViT(nn.Module):
 
 @MODELS.register("vit")
 def vit(
-    domain: Domain,
+    domain: Images,
     *,
     patch: int | None = None,
     depth: int = 6,

@@ -16,7 +16,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Domain, Params
+from gradveil.core.types import Params
+from gradveil.domains import Domain
 from gradveil.models.building import example
 from gradveil.models.calls import twice_differentiable
 

@@ -1,13 +1,10 @@
 """The pictures of the report: which stand in which table, what is written under each, and how they are stored.
 
-A page may hold thousands of pictures, and noise does not compress. So there is a ladder of ever smaller encodings: the
-first, exact one that fits the budget is taken, and the page says which it was.
+Of the ladder of encodings the first that fits the page's budget is taken, and the page says which it was.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections import Counter
@@ -16,25 +13,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from gradveil.auditing.audit import Audit, ImageScore, Row
 from gradveil.core.errors import BadFileError
 from gradveil.core.reading import check_plain
+from gradveil.domains.pictures import (
+    ENCODINGS,
+    LARGEST_SIDE,
+    Encoding,
+    Pixels,
+    as_pixels,
+    data_address,
+    is_picture_shape,
+    shown_size,
+)
 from gradveil.metrics.table import METRICS
 from gradveil.report import words
 
 MOST_COLUMNS = 24
 FEW, FEW_SIDE = 6, 128
 MANY_SIDE = 96
-LARGEST_SIDE = 128
-"""Of a picture on the page; those in files may be larger."""
-LARGEST_STORED = 4096
 BUDGET = 11_500_000
 """Characters of base64 on one page; text and curves of the largest report fit beside it in 15 MB."""
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -142,17 +143,6 @@ def _each_held_once(tables: Sequence[GalleryTable], encoded: dict[str, list[str]
         return replace(strip, cells=tuple(shown(cell, source) for cell, source in pairs))
 
     return tuple(replace(table, strips=tuple(map(filled, table.strips))) for table in tables)
-
-
-def shown_size(width: int, height: int, *, near: int) -> tuple[int, int]:
-    """How large a picture is shown, in page pixels: a whole multiple of its own size where it is small.
-
-    >>> shown_size(32, 32, near=96), shown_size(28, 28, near=96), shown_size(224, 112, near=96)
-    ((96, 96), (84, 84), (128, 64))
-    """
-    longest = max(width, height)
-    scale = min(max(1, round(near / longest)), LARGEST_SIDE / longest)
-    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
@@ -274,49 +264,6 @@ def _drawn(row: Row, name: str, detail: str, who: str) -> Strip:
     return Strip(name, detail, kind, row.files.reconstruction, tuple(image.picture for image in images), tuple(cells))
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """How pictures are stored: sides of at most ``side`` pixels, at most ``colors`` colors. None is as it was."""
-
-    side: int | None = None
-    colors: int | None = None
-
-    def fitted(self, side: int) -> Encoding:
-        """The same for pictures of this many pixels a side, which may be small enough already.
-
-        >>> Encoding(side=64, colors=32).fitted(28)
-        Encoding(side=None, colors=32)
-        """
-        return self if self.side is None or side > self.side else Encoding(None, self.colors)
-
-    def words(self) -> str:
-        """What pictures lost, for a reader; empty when nothing."""
-        parts = [f"{self.side} pixels a side"] if self.side else []
-        parts += [f"{self.colors} colors"] if self.colors else []
-        return " and ".join(parts)
-
-    def png(self, pixels: Pixels) -> str:
-        """One picture [H, W, C] as a data address."""
-        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-        if self.side and max(image.size) > self.side:
-            image.thumbnail((self.side, self.side), Image.Resampling.BOX)
-        if self.colors:
-            image = image.quantize(self.colors, dither=Image.Dither.NONE)
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG", compress_level=9)
-        return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-ENCODINGS = (
-    Encoding(),
-    Encoding(side=128),
-    Encoding(side=128, colors=128),
-    Encoding(side=64, colors=64),
-    Encoding(side=32, colors=32),
-    Encoding(side=16, colors=16),
-)
-
-
 def encode_all(
     files: Iterable[str], read: Callable[[str], Pixels], *, side: int, budget: int = BUDGET
 ) -> tuple[dict[str, list[str]], Encoding]:
@@ -332,7 +279,7 @@ def encode_all(
         encoded: dict[str, list[str]] = {}
         held: set[str] = set()
         for file in wanted:
-            encoded[file] = [encoding.png(pixels) for pixels in read(file)]
+            encoded[file] = [data_address(encoding.png(pixels)) for pixels in read(file)]
             left -= sum(map(len, set(encoded[file]) - held))
             held.update(encoded[file])
             if left < 0:
@@ -363,8 +310,7 @@ def read_pictures(path: Path, kind: str, *, picked: Sequence[int]) -> Pixels:
                 raise BadFileError(f"{path} holds no pictures; the file is damaged")
             inputs = file.get_slice("inputs")
             dtype, shape = inputs.get_dtype(), tuple(inputs.get_shape())
-            sides = all(1 <= side <= LARGEST_STORED for side in shape[2:])
-            if dtype != "F32" or len(shape) != 4 or shape[1] not in (1, 3) or not sides:
+            if dtype != "F32" or not is_picture_shape(shape):
                 raise BadFileError(f"{path}: pictures should be float32 [n, 1 or 3, H, W], not {dtype} {list(shape)}")
             if not all(0 <= at < shape[0] for at in picked):
                 raise BadFileError(
@@ -379,5 +325,4 @@ def read_pictures(path: Path, kind: str, *, picked: Sequence[int]) -> Pixels:
         raise BadFileError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if not np.isfinite(values).all():
         raise BadFileError(f"{path} holds values that are not finite; pictures are in [0, 1]")
-    pixels: Pixels = np.rint(values.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-    return pixels
+    return as_pixels(values)

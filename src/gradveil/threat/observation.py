@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.core.trees import moved
-from gradveil.core.types import Batch, Domain, Loss, Params, Recipe, cross_entropy
+from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.domains import Domain
 from gradveil.models import batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
 

@@ -18,18 +18,30 @@ from threading import get_ident
 from typing import Annotated, Any, Literal, Self, cast
 
 import torch
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradveil import models
 from gradveil.core.errors import BadFileError, GradveilError, in_one_line
+from gradveil.core.fields import shown
 from gradveil.core.registry import split_spec
 from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
 from gradveil.core.trees import stack
-from gradveil.core.types import Domain, Json, Loss, Params, Recipe, cross_entropy
+from gradveil.core.types import Json, Loss, Params, Recipe, cross_entropy
 from gradveil.defenses import DEFENSES
+from gradveil.domains import Domain, Images
 from gradveil.threat.model import threat_model
 from gradveil.threat.observation import Observation
 
@@ -51,11 +63,23 @@ def _only_reshaping(spec: str | None) -> str | None:
     return known
 
 
+DOMAINS = {domain.kind: domain for domain in (Images,)}
+
+
 def _domain(fields: Any) -> Domain:
+    """A domain from its fields in a header; one that does not name its kind is of images, as all were at first."""
     if isinstance(fields, Domain):
         return fields
     values: Json = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(fields).items()}
-    return Domain(**values)
+    kind = values.pop("kind", Images.kind)
+    if kind not in DOMAINS:
+        raise GradveilError(f"the kind of a domain is one of {', '.join(DOMAINS)}, not {shown(kind)}")
+    return DOMAINS[kind](**values)
+
+
+def _fields(domain: Domain) -> Json:
+    """The fields of a domain in a header. Images do not name their kind, so that older versions read them too."""
+    return dict(vars(domain)) if isinstance(domain, Images) else {"kind": domain.kind, **vars(domain)}
 
 
 class Header(BaseModel):
@@ -64,7 +88,7 @@ class Header(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     model: str = Field(max_length=200)
-    domain: Annotated[Domain, BeforeValidator(_domain)]
+    domain: Annotated[Domain, PlainValidator(_domain), PlainSerializer(_fields)]
     threat: Annotated[str, Field(max_length=200), AfterValidator(lambda spec: threat_model(spec).name)]
     kind: Literal["gradient", "delta"]
     replies: int = Field(ge=1)
@@ -91,7 +115,7 @@ class Header(BaseModel):
 
     @model_validator(mode="after")
     def _check_work(self) -> Self:
-        """Refuse more images, or more local steps, than any attack could work on."""
+        """Refuse more examples, or more local steps, than any attack could work on."""
         size, recipe = self.batch_size or 1, self.recipe
         if size * math.prod(self.domain.shape) > LARGEST_BATCH:
             shape = "x".join(map(str, self.domain.shape))

@@ -23,7 +23,6 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradveil.attacks.analytic import on_gray
 from gradveil.attacks.base import ATTACKS, BUDGETS, Attack, Budget, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.updates import explained
 from gradveil.core.errors import GradveilError
@@ -31,6 +30,7 @@ from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
 from gradveil.core.trees import scaled, subtract
 from gradveil.core.types import Params, Recipe
+from gradveil.domains import Domain
 from gradveil.models import classifier
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -246,9 +246,9 @@ class Fishing(Attack):
                 labels = one.labels.cpu()
             if bool((labels == replies.target).any()):
                 questions = f"{image.strategy}, after {len(replies)} questions"
-                placed.append(replace(amid_gray(image, labels, replies.target), strategy=questions))
+                placed.append(replace(amid_blanks(image, labels, replies.target, one.domain), strategy=questions))
             else:
-                nothing = on_gray(image.inputs[:0], len(labels))
+                nothing = one.domain.blank(len(labels))
                 strategy = f"no image of class {replies.target}"
                 placed.append(replace(image, inputs=nothing, labels=labels, strategy=strategy))
         return placed
@@ -279,7 +279,7 @@ class Fishing(Attack):
 
 @dataclass(frozen=True)
 class Unaided(Attack):
-    """The search for one image without any reply, amid gray: what chance looks like."""
+    """The search for one example without any reply, amid blank ones: what chance looks like."""
 
     alone: Attack
 
@@ -289,13 +289,16 @@ class Unaided(Attack):
             torch.randint(one.domain.classes, (one.batch_size or 1,), generator=generator(seed, "labels"))
             for one, seed in zip(seen, seeds, strict=True)
         ]
-        return [amid_gray(image, labels, int(image.labels)) for image, labels in zip(found, drawn, strict=True)]
+        return [
+            amid_blanks(image, labels, int(image.labels), one.domain)
+            for image, labels, one in zip(found, drawn, seen, strict=True)
+        ]
 
 
-def amid_gray(found: Reconstruction, labels: Tensor, label: int) -> Reconstruction:
-    """One image at the first place of its label (the very first if it has none), and gray at all others."""
+def amid_blanks(found: Reconstruction, labels: Tensor, label: int, domain: Domain) -> Reconstruction:
+    """One example at the first place of its label (the very first if it has none), and blank ones at all others."""
     place = int((labels == label).int().argmax())
-    inputs = on_gray(found.inputs[:0], len(labels))
+    inputs = domain.blank(len(labels))
     inputs[place] = found.inputs[0]
     return replace(found, inputs=inputs, labels=labels)
 

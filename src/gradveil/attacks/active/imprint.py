@@ -18,13 +18,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradveil.attacks.analytic import GRAY, entered, on_gray
+from gradveil.attacks.analytic import entered, filled_up
 from gradveil.attacks.base import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
-from gradveil.core.types import Domain, Params
+from gradveil.core.types import Params
+from gradveil.domains import Domain
 from gradveil.models import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -36,8 +37,6 @@ WEIGHT, BIAS = "front.query.weight", "front.query.bias"
 _ROUNDING = 8
 """Differences of rows of less than so many units in the last place are rounding, not inputs."""
 _MOST = 0.75
-NEIGHBORS = 0.93
-"""Correlation of neighboring pixels that is assumed where there is no public data, as in CIFAR-10."""
 _GRID = 4096
 _TINY = 1e-6
 """Public images may all give the same answer."""
@@ -99,12 +98,12 @@ class Imprinting(Attack):
         usual = ends[[1, -2], None]
         active = ((usual - below) / width).clamp(min=0, max=1 if self.variant == "sparse" else None)
         black, white = active.sum(dim=1)
-        pixels, flat = asked.numel(), self.contrast / (white - black)
+        flat, blank = self.contrast / (white - black), server.domain.blank(1).double().flatten()
         return {
             "query.weight": self.gain * asked.double().flatten() / width[:, None],
             "query.bias": -self.gain * below / width,
-            "back.weight": (flat / self.gain).expand(pixels, self.bins),
-            "back.bias": (GRAY - flat * (black + white) / 2).expand(pixels),
+            "back.weight": (flat / self.gain).expand(len(blank), self.bins),
+            "back.bias": blank - flat * (black + white) / 2,
         }
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
@@ -128,8 +127,10 @@ class Imprinting(Attack):
         picked = weight.gather(1, rows[:, :, None].expand(-1, -1, weight.shape[2]))
         pictures = entered(picked, bias.gather(1, rows)).nan_to_num()
         pictures = pictures * _scale(pictures, rows, seen[0].sent, front.ceiling)
-        pictures = pictures.where(strongest.values[:, :, None] > 0, GRAY).clamp(0, 1)
-        inputs = [on_gray(found, size).view(size, *seen[0].domain.shape) for found in pictures]
+        domain = seen[0].domain
+        pictures = pictures.where(strongest.values[:, :, None] > 0, domain.blank(1).to(pictures).flatten())
+        pictures = domain.valid(pictures.unflatten(-1, domain.shape))  # type: ignore[no-untyped-call]
+        inputs = [filled_up(found, size, domain) for found in pictures]
         missing = 1 - (strongest.values > 0).sum(dim=1) / size
         labels = infer_labels(seen, size)
         return [Reconstruction.closed_form(inputs[i], labels[i], float(missing[i])) for i in range(len(seen))]
@@ -156,34 +157,35 @@ def _scale(pictures: Tensor, rows: Tensor, sent: Params, ceiling: float | None) 
 
 
 def direction(query: Query, domain: Domain, seed: int) -> Tensor:
-    """[C, H, W]: the number asked of an input is its product with this.
+    """[*shape]: the number asked of an input is its product with this.
 
     ``mean`` is the brightness; ``dct`` how much brighter the left side is than the right, the lowest cosine; ``random``
-    a direction that is orthogonal to the brightness of every channel.
+    a direction that is orthogonal to the brightness of every color.
     """
     pixels = math.prod(domain.shape)
     if query == "mean":
         return torch.full(domain.shape, 1 / pixels)
     if query == "dct":
-        wave = torch.cos(math.pi * (torch.arange(domain.width) + 0.5) / domain.width)
+        places = domain.shape[-1]
+        wave = torch.cos(math.pi * (torch.arange(places) + 0.5) / places)
         return wave.expand(domain.shape) / pixels
     drawn = torch.randn(domain.shape, generator=generator(seed, "imprint query"))
-    centered = drawn - drawn.mean(dim=(1, 2), keepdim=True)
+    centered = drawn - drawn.mean(dim=tuple(range(1, drawn.dim())), keepdim=True)
     return torch.nn.functional.normalize(centered.flatten(), dim=0).view(domain.shape)
 
 
 def edges(asked: Tensor, bins: int, quantiles: Quantiles, domain: Domain, public: Tensor | None) -> Tensor:
     """[bins + 1], rising: between two of them lies an equal share of inputs, and none in [0, 1] is outside.
 
-    ``asked`` is a direction [C, H, W], ``public`` are inputs [n, C, H, W].
+    ``asked`` is a direction [*shape], ``public`` are inputs [n, *shape].
     """
     shares = torch.arange(1, bins, dtype=torch.float64) / bins
     if quantiles == "public":
         if public is None or len(public) < 2:
             raise GradveilError("attack 'imprint' needs public images for quantiles=public: or write quantiles=normal")
-        inner = _blurred_quantiles((public.cpu() * asked).double().sum(dim=(1, 2, 3)), shares)
+        inner = _blurred_quantiles((public.cpu() * asked).double().flatten(1).sum(dim=1), shares)
     else:
-        center, spread = _assumed(asked.double(), domain)
+        center, spread = domain.spread_along(asked.double())
         laplace = (shares - 0.5).sign() * -torch.log1p(-2 * (shares - 0.5).abs()) / math.sqrt(2)  # of variance 1
         inner = center + spread * (torch.special.ndtri(shares) if quantiles == "normal" else laplace)
     least, greatest = asked.clamp(max=0).sum().double(), asked.clamp(min=0).sum().double()
@@ -200,15 +202,3 @@ def _blurred_quantiles(values: Tensor, shares: Tensor) -> Tensor:
     after = torch.searchsorted(below, shares).clamp(1, _GRID - 1)
     rest = (shares - below[after - 1]) / (below[after] - below[after - 1])
     return torch.lerp(grid[after - 1], grid[after], rest)
-
-
-def _assumed(asked: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the answers, if pixels have the domain's and correlate less the farther apart.
-
-    The correlation falls by the factor ``NEIGHBORS`` with every step across or down; channels rise and fall together.
-    """
-    mean, std = (torch.tensor(values, dtype=asked.dtype).view(-1, 1, 1) for values in (domain.mean, domain.std))
-    places = [torch.arange(side) for side in (domain.height, domain.width)]
-    down, across = (NEIGHBORS ** (place[:, None] - place).abs().to(asked) for place in places)
-    together = (asked * std).sum(dim=0)
-    return (asked * mean).sum(), (together * (down @ together @ across)).sum().sqrt()

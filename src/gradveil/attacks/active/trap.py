@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradveil.attacks.analytic import normalization, on_gray, readable_layer, readout
+from gradveil.attacks.analytic import filled_up, normalization, readable_layer, readout
 from gradveil.attacks.base import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.updates import explained
@@ -67,7 +67,8 @@ class Trap(Attack):
             order = bias.abs().argsort(descending=True, stable=True)  # those driven most first: rounding spares them
             read = most_credible(readout(weight[order], bias[order], one), size)
             own, stopped = (0.0, "converged") if len(read) else (float("inf"), "stuck")
-            found.append(Reconstruction.closed_form(on_gray(read.clamp(0, 1), size), labels, own, stopped=stopped))
+            inputs = filled_up(one.domain.valid(read), size, one.domain)
+            found.append(Reconstruction.closed_form(inputs, labels, own, stopped=stopped))
         return found
 
 
@@ -82,7 +83,7 @@ def trap_rows(shape: Sequence[int], scale: float, sigma: float, rng: torch.Gener
 
 
 def most_credible(images: Tensor, count: int) -> Tensor:
-    """Of readouts [rows, C, H, W] at most ``count`` different ones, those that most rows agree on first.
+    """Of readouts [rows, ...] at most ``count`` different ones, those that most rows agree on first.
 
     Rows mix the examples that set them off in proportions of their own, so that what two rows say alike is one
     example. Among those that only one row says the ones of most contrast come first: mixtures are flatter.

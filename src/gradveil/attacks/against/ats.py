@@ -15,8 +15,8 @@ from torch import Tensor
 from gradveil.attacks.base import Reconstruction
 from gradveil.attacks.parts.channel import Channel
 from gradveil.attacks.parts.counter import CounterMove, against
-from gradveil.attacks.parts.objectives import total_variation
 from gradveil.defenses.ats import ATS, KINDS, LIBRARY, Policy, transformed
+from gradveil.domains import total_variation
 from gradveil.threat.observation import Observation
 
 _STEPS = 150

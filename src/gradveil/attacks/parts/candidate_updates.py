@@ -19,7 +19,7 @@ MOST = 250
 """Candidates in a group at most: activations take memory too."""
 
 Updates = Callable[[Tensor, Tensor], Params]
-"""(inputs [c, C, H, W], labels [c]) -> the update of each candidate alone, [c, ...] by name."""
+"""(inputs [c, ...], labels [c]) -> the update of each candidate alone, [c, ...] by name."""
 
 
 def group_size(sent: Params) -> int:

@@ -154,7 +154,6 @@ def _neighbors(labels: Tensor, classes: int) -> Tensor:
 
 
 def _probes(one: Observation) -> Tensor:
-    """Random inputs [n, C, H, W] with the domain's mean and deviation."""
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (one.domain.mean, one.domain.std))
-    drawn = torch.randn((_PROBES, *one.domain.shape), generator=generator(0, "label probes"))
-    return (mean + std * drawn).clamp(0, 1).to(next(iter(one.sent.values())).device)
+    """Random inputs [n, ...] with the domain's mean and deviation."""
+    drawn = one.domain.probes(_PROBES, generator(0, "label probes"))
+    return drawn.to(next(iter(one.sent.values())).device)

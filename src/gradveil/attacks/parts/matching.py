@@ -33,6 +33,7 @@ from gradveil.core.progress import Progress, Task
 from gradveil.core.seeding import derive, generator
 from gradveil.core.trees import stack
 from gradveil.core.types import Params
+from gradveil.domains import Domain
 from gradveil.engine import Batched, Evaluate, Given, Precision, Strategy, bound, plan_for, ways_of
 from gradveil.engine.products import squares
 from gradveil.threat.model import Knowledge
@@ -41,11 +42,11 @@ from gradveil.threat.observation import Observation
 
 @dataclass(frozen=True)
 class PhaseResult(Found):
-    """What a phase found, as images. The next phase starts from it."""
+    """What a phase found, as inputs. The next phase starts from it."""
 
     prior: Prior
     inputs: Tensor
-    """[N, B, C, H, W]."""
+    """[N, B, ...]."""
     labels: Tensor
     """[N, B]."""
     strategy: str
@@ -147,7 +148,7 @@ class Matching(Attack):
             batch = _Batch(self, seen, seeds)
             for phase in phases:
                 found.append(batch.solved(phase, found[-1] if found else None, task))
-        return self._best(found)
+        return self._best(found, seen[0].domain)
 
     def prepare(self, seen: Sequence[Observation], seeds: Sequence[int]) -> Problems:
         """Everything up to the first step: labels read, restarts drawn, and the way to step them together chosen."""
@@ -160,13 +161,13 @@ class Matching(Attack):
         prior, starts, given = batch.posed(phase, None)
         return batch.ways(phase, prior, starts, given), starts, given
 
-    def _best(self, phases: Sequence[PhaseResult]) -> list[Reconstruction]:
+    def _best(self, phases: Sequence[PhaseResult], domain: Domain) -> list[Reconstruction]:
         """Of each observation the best restart in its best phase, by the attack's own objective."""
         lowest, phase = torch.stack([found.objectives for found in phases]).min(dim=0)
         rows = lowest.view(-1, self.problems_each)
         chosen = rows.argmin(dim=1) + torch.arange(len(rows), device=rows.device) * self.problems_each
         best, each = phase[chosen], torch.arange(len(chosen), device=rows.device)
-        inputs = torch.stack([found.inputs[chosen] for found in phases])[best, each].nan_to_num(0.5).clamp(0, 1).cpu()
+        inputs = domain.valid(torch.stack([found.inputs[chosen] for found in phases])[best, each]).cpu()
         labels = torch.stack([found.labels[chosen] for found in phases])[best, each].cpu()
         traces, steps = torch.cat([found.trace[:, chosen] for found in phases]).T.tolist(), tuple[int, ...]()
         for found in phases:

@@ -1,4 +1,4 @@
-"""What a candidate is judged by: how far its update is from the observed one, and how natural its images look.
+"""What a candidate is judged by: how far its update is from the observed one, and how natural its inputs look.
 
 An objective is written for one problem: named tensors in, a scalar out. Beside that stands its value and derivative for
 many problems at once, in as few passes over memory as it takes: the updates of a hundred problems are gigabytes.
@@ -15,11 +15,12 @@ from torch.func import grad_and_value, vmap
 
 from gradveil.core.trees import dot, exact_norms, map_each, subtract
 from gradveil.core.types import Params
+from gradveil.domains import Domain
 
 _TINY = 1e-20
 
-Regulariser = Callable[[Tensor], Tensor]
-"""Inputs [B, C, H, W] in [0, 1] to a scalar: smaller is more natural."""
+Regulariser = Callable[[Domain, Tensor], Tensor]
+"""A domain and inputs [B, ...] of it to a scalar: smaller is more natural."""
 
 
 class Objective(Protocol):
@@ -100,16 +101,12 @@ class OrthogonalObjective:
         return found
 
 
-def total_variation(inputs: Tensor) -> Tensor:
-    """Mean absolute difference of neighbors, across plus down."""
-    across = (inputs[..., :, 1:] - inputs[..., :, :-1]).abs().mean()
-    down = (inputs[..., 1:, :] - inputs[..., :-1, :]).abs().mean()
-    return across + down
+def roughness(domain: Domain, inputs: Tensor) -> Tensor:
+    return domain.roughness(inputs)
 
 
-def energy(inputs: Tensor) -> Tensor:
-    """Squared length of the image around mid-gray (GradInversion's image norm)."""
-    return (inputs - 0.5).square().sum()
+def energy(domain: Domain, inputs: Tensor) -> Tensor:
+    return domain.energy(inputs)
 
 
 def per_problem(values: Tensor, tensor: Tensor) -> Tensor:

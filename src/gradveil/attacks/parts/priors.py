@@ -1,4 +1,4 @@
-"""Where reconstructions come from: the unknowns of a search, and how they decode to images."""
+"""Where reconstructions come from: the unknowns of a search, and how they decode to inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from gradveil.core.types import Domain, Params
+from gradveil.core.types import Params
+from gradveil.domains import Domain
 from gradveil.engine import Given
 from gradveil.generators import Generator
 
@@ -27,7 +28,7 @@ class Prior(ABC):
 
     @abstractmethod
     def decode(self, unknowns: Params, given: Given) -> Tensor:
-        """The inputs [B, C, H, W] of one problem; what is given of it may help, such as its labels."""
+        """The inputs [B, ...] of one problem; what is given of it may help, such as its labels."""
 
     def given(self) -> Given:
         """What this prior adds to what is given of each problem, [N, ...]."""
@@ -43,16 +44,16 @@ class Prior(ABC):
 
 
 class Pixels(Prior):
-    """The image itself is unknown, in units of the domain's mean and deviation, so that steps fit any data set.
+    """The input itself is unknown, in units of the domain's mean and deviation, so that steps fit any data set.
 
     ``free`` pixels are raw values that may leave [0, 1] on the way, as in DLG.
     """
 
     def __init__(self, domain: Domain, device: torch.device | str, *, free: bool = False) -> None:
         self.domain, self.free = domain, free
-        mean, std = ((0.0,), (1.0,)) if free else (domain.mean, domain.std)
-        self.mean = torch.tensor(mean, device=device).view(-1, 1, 1)
-        self.std = torch.tensor(std, device=device).view(-1, 1, 1)
+        self.mean, self.std = domain.moments(device=device)
+        if free:
+            self.mean, self.std = torch.zeros_like(self.mean), torch.ones_like(self.std)
 
     def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:
         return {"pixels": _gaussian(rngs, (batch_size, *self.domain.shape)).to(self.mean.device)}

@@ -119,7 +119,7 @@ class Problem:
     def penalty(self, unknowns: Params, given: Given) -> Tensor:
         """What the unknowns cost apart from the update, a scalar."""
         inputs, own = self.prior.decode(unknowns, given), self.prior.cost(unknowns)
-        costs = [inputs.sum() * 0, *(weight * rule(inputs) for weight, rule in self.regularisers)]
+        costs = [inputs.sum() * 0, *(weight * rule(self.seen.domain, inputs) for weight, rule in self.regularisers)]
         if own is not None:
             costs.append(own)
         if self.statistics is not None:

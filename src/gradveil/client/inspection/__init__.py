@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from gradveil.client.inspection.broadcast import PROBE, Finding, Inspection, Severity, look
 from gradveil.client.inspection.checks import CHECKS
-from gradveil.core.types import Batch, Domain, Recipe
+from gradveil.core.types import Batch, Recipe
+from gradveil.domains import Domain
 
 __all__ = ["CHECKS", "PROBE", "Finding", "Inspection", "Severity", "inspect"]
 

@@ -13,7 +13,8 @@ from torch.func import functional_call
 
 from gradveil.core.seeding import generator
 from gradveil.core.trees import all_finite, moved
-from gradveil.core.types import Batch, Domain, Json, Params, Recipe
+from gradveil.core.types import Batch, Json, Params, Recipe
+from gradveil.domains import Domain
 
 PROBE = 8
 """The most examples of a probe: each is tried with all classes, and a ResNet takes its time."""
@@ -171,10 +172,6 @@ def form(tensor: Tensor) -> tuple[bool, tuple[int, ...]]:
 
 
 def synthetic(domain: Domain) -> Batch:
-    """Public stand-ins for images: smooth random fields with the mean and spread of the domain, all classes in turn."""
-    rng = generator(0, "inspection", "probe")
-    coarse = torch.randn(PROBE, domain.channels, 4, 4, generator=rng)
-    smooth = nn.functional.interpolate(coarse, size=domain.shape[1:], mode="bilinear", align_corners=False)
-    fine = torch.randn(PROBE, *domain.shape, generator=rng)
-    mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (domain.mean, domain.std))
-    return Batch((mean + std * (smooth + 0.3 * fine)).clamp(0, 1), torch.arange(PROBE) % domain.classes)
+    """Public stand-ins for private examples, all classes in turn."""
+    inputs = domain.stand_ins(PROBE, generator(0, "inspection", "probe"))
+    return Batch(inputs, torch.arange(PROBE) % domain.classes)

@@ -29,8 +29,9 @@ from gradveil.client import OnSuspicion, defend_update, inspect
 from gradveil.client.updates import check_transforms, tied
 from gradveil.core.errors import GradveilError
 from gradveil.core.trees import add, scaled, subtract
-from gradveil.core.types import Batch, Domain, Params, Recipe
+from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.domains import Domain
 from gradveil.federated.flower.records import (
     EXAMPLES,
     fitted,

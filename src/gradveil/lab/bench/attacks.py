@@ -18,7 +18,8 @@ from gradveil.core.progress import Silent
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import moved
-from gradveil.core.types import Batch, Domain, Json, Recipe
+from gradveil.core.types import Batch, Json, Recipe
+from gradveil.domains import Domain
 from gradveil.lab.bench.base import CIFAR, benchmark, seconds
 from gradveil.threat import Observation, observe, threat_model
 
@@ -93,7 +94,7 @@ def _eager_rate(matching: Matching, one: Observation, device: str, steps: int) -
         loss = cross_entropy(module(pixels), labels)
         gradient = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
         value = objective(dict(zip(parameters, gradient, strict=True)), target)
-        value = value + sum(weight * rule(pixels) for weight, rule in matching.phases[0].regularisers)
+        value = value + sum(weight * rule(one.domain, pixels) for weight, rule in matching.phases[0].regularisers)
         (pixels.grad,) = torch.autograd.grad(value, [pixels])
         pixels.grad.sign_()
         optimizer.step()

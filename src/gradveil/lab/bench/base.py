@@ -10,10 +10,11 @@ from typing import ParamSpec
 
 import torch
 
-from gradveil.core.types import Domain, Json
+from gradveil.core.types import Json
+from gradveil.domains import Images
 
 P = ParamSpec("P")
-CIFAR = Domain(3, 32, 32, 10, (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262))
+CIFAR = Images(3, 32, 32, 10, (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262))
 BENCHES: dict[str, Callable[..., Json]] = {}
 """By name. The keyword arguments of a benchmark, with their help as annotation, are the options of its command."""
 

@@ -142,7 +142,7 @@ def _censor(own: _LocalStep) -> Json:
 
 def _outpost(own: _LocalStep) -> Json:
     """A whole local epoch of mini-batches of this size."""
-    many = Batch(own.batch.inputs.repeat(EPOCH, 1, 1, 1), own.batch.labels.repeat(EPOCH))
+    many = Batch(torch.cat([own.batch.inputs] * EPOCH), own.batch.labels.repeat(EPOCH))
     recipe = Recipe(sends="delta", batch_size=len(own.batch), lr=0.01)
 
     def epoch(defense: Defense) -> Callable[[], object]:

@@ -66,8 +66,7 @@ def show(
     """Draw a sheet of images, ten in a row; where there are classes, each column is one."""
     generator = build(spec, progress=Terminal())
     write_atomically(out, draw_sheet(generator, rows=rows, seed=seed, progress=Terminal()))
-    channels, height, width = generator.shape
-    say(f"{spec}: codes of {generator.latent} to images of {channels}x{height}x{width}")
+    say(f"{spec}: codes of {generator.latent} to images of {'x'.join(map(str, generator.shape))}")
     say(f"stages: {', '.join(generator.stages)}")
     for key, value in generator.card.items():
         listed = value.items() if isinstance(value, dict) else ()

@@ -20,9 +20,10 @@ from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached, stack
-from gradveil.core.types import Batch, Domain, Json, Params, Recipe
+from gradveil.core.types import Batch, Json, Params, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.domains import Domain
 from gradveil.generators import Generator, build
 from gradveil.metrics import LPIPS
 from gradveil.metrics.pixel import mse
