@@ -73,6 +73,8 @@ class Walk:
     """[C, H, W]."""
     names: set[str]
     """Of the parameters of the model that is trained."""
+    touching: set[str] = field(default_factory=set)
+    """Every function that got or returned any of it, those that are not on the walk too."""
     searching: set[str] = field(default_factory=set)
     """Functions that were called inside the search."""
     _called: dict[str, str] = field(default_factory=dict)
@@ -122,8 +124,10 @@ class Walk:
             count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
             given = [frame.f_locals[one] for one in code.co_varnames[:count] if one not in ("self", "cls")]
             self._got[id(frame)] = (given, next((what for value in given if (what := self._held_by(value))), ""))
+            self.touching |= {name} if self._got[id(frame)][1] else set()
             return
         given, got = self._got.pop(id(frame), ([], ""))
+        self.touching |= {name} if self._held_by(result) else set()
         if got:  # a gradient, or parameters after a step: whatever is computed from the image or from an update
             direct = result if isinstance(result, tuple) else (result,)
             self._updates += [tensor for one in direct if self._is_named(one) for tensor in one.values()]
@@ -243,7 +247,8 @@ def walked(name: str) -> Walk:
 def main(names: Sequence[str]) -> None:
     for name in names or WALKS:
         walk = walked(name)
-        print(f"\n{name}: {len(walk.functions)} functions, and {len(walk.searching)} inside the search")
+        others = f"{len(walk.touching)} touch it at all, {len(walk.searching)} run inside the search"
+        print(f"\n{name}: {len(walk.functions)} functions; {others}")
         for number, (function, what) in enumerate(walk.functions.items(), start=1):
             print(f"{number:3} {function:70} {what}")
 
