@@ -16,12 +16,12 @@ import torch
 from gradveil import models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
 from gradveil.attacks.informed import Informed, answers
-from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Judgement, Row, SavedTraining, Trace
+from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Row, SavedTraining, Trace
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.flags import awareness_of, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, ranked, unscored
-from gradveil.auditing.sources import OWN, AuditPlan, Cell, Private, simulated
+from gradveil.auditing.sources import OWN, AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import GRADES, costs, verdicts
 from gradveil.client import running_statistics
@@ -120,7 +120,9 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         if cell is None:
             raise GradveilError(f"the exchanges behind {folder} have changed: audit them anew into another --out")
         found = load_reconstructions(store.reconstruction(old.digest))
-        row = old.model_copy(update=dict(_judged(cell, cell.private(), found, judge)))
+        private = cell.private()
+        judged = judge.judge(private, found, cell.module(), cell.owners) if private and judge else unscored(found)
+        row = old.model_copy(update=dict(judged))
         store.save_row(row.digest, row)
         rows.append(row)
     anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
@@ -244,9 +246,10 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
     if seen.crafted:
         asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
         tampering = [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
+    judged = judge.judge(private, found, cell.module(), cell.owners) if private and judge else unscored(found)
     ranking = None if private is None else ranked(found, private.index, seen.candidates)
     return Row(
-        **dict(_judged(cell, private, found, judge)),
+        **dict(judged),
         **dict(ranking or {}),
         **asdict(cell.origin),
         digest=cell.digest,
@@ -276,18 +279,6 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
             observations=cell.paths,
             truth=None if private is None else store.relative(truth),
         ),
-    )
-
-
-def _judged(cell: Cell, private: Private | None, found: Sequence[Reconstruction], judge: Judge | None) -> Judgement:
-    if private is None or judge is None:
-        return unscored(found, "there is no truth beside the exchange: only the attack's own objective is known")
-    scores = judge.judge(private, found, cell.module())
-    if not cell.owners:
-        return scores
-    owned = zip(scores.per_image, cell.owners, strict=True)
-    return scores.model_copy(
-        update={"per_image": tuple(image.model_copy(update={"client": client}) for image, client in owned)}
     )
 
 

@@ -51,8 +51,17 @@ class Judge:
         """The metric that decides who is identified."""
         return "ssim" if self.lpips is None else "lpips"
 
-    def judge(self, private: Private, found: Sequence[Reconstruction], module: nn.Module) -> Judgement:
-        """Compare with the truth; the representations of MSE-R are those of ``module``."""
+    def judge(
+        self,
+        private: Private,
+        found: Sequence[Reconstruction],
+        module: nn.Module,
+        owners: Sequence[int | None] = (),
+    ) -> Judgement:
+        """Compare with the truth; the representations of MSE-R are those of ``module``.
+
+        ``owners`` names the client of each private example, where they are known.
+        """
         truth, sizes = private.batch, [len(one.inputs) for one in found]
         if sum(sizes) != len(truth) or any(one.inputs.shape[1:] != truth.inputs.shape[1:] for one in found):
             raise BadFileError(
@@ -94,14 +103,16 @@ class Judge:
                     **{name: values[i] for name, values in columns.items()},
                     objective=source[i].objective,
                     stopped=source[i].stopped,
+                    client=owners[i] if owners else None,
                 )
                 for i in range(len(guess))
             ),
         )
 
 
-def unscored(found: Sequence[Reconstruction], reason: str) -> Judgement:
+def unscored(found: Sequence[Reconstruction]) -> Judgement:
     """The same where there is no truth: nothing but what the attack itself knows, and the reason."""
+    reason = "there is no truth beside the exchange: only the attack's own objective is known"
     pictures = [(one, int(label)) for one in found for label in one.labels]
     return Judgement(
         images=len(pictures),

@@ -327,11 +327,8 @@ class Simulation:
     def exchange(self, name: str, defense: Defense, crafting: Attack | None) -> Exchange:
         """What is seen of the clients of one defense, who get the honest broadcast or what an attack crafts from it."""
         key = (name, id(crafting))
-        if key not in self._exchanges:
-            self._exchanges[key] = self._exchange(name, defense, crafting)
-        return self._exchanges[key]
-
-    def _exchange(self, name: str, defense: Defense, attack: Attack | None) -> Exchange:
+        if key in self._exchanges:
+            return self._exchanges[key]
         case, data, threat = self.case, self.data, threat_model(self.case.threat)
         starts = range(0, case.images, case.batch_size)
         batches = [self.private.batch.take(slice(i, i + case.batch_size)).to(case.device) for i in starts]
@@ -370,15 +367,16 @@ class Simulation:
             return seen
 
         count = len(batches)
-        with self.progress.task(f"clients with {name}", None if attack else count) as task:
-            if attack is None:
+        with self.progress.task(f"clients with {name}", None if crafting else count) as task:
+            if crafting is None:
                 seen = replies(honest, range(count))
             else:
                 known = public.last(data, PUBLIC) if Knowledge.PUBLIC_DATA in threat.knows else None
                 server = Server(honest.module, case.model, honest.sent, data.domain, known)
                 asked = [lambda got, question, i=i: replies(got, [i], question)[0] for i in range(count)]
-                seen = interrogate(attack, server, asked, derive(case.seed, "craft"))
-        return Exchange(seen, log.means(), drew)
+                seen = interrogate(crafting, server, asked, derive(case.seed, "craft"))
+        self._exchanges[key] = Exchange(seen, log.means(), drew)
+        return self._exchanges[key]
 
 
 def check_device(device: str) -> None:

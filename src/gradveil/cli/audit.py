@@ -71,7 +71,14 @@ def audit(
     folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
     again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
     with claimed(folder):  # until the report is written: it is of these rows
-        result = _run(fields, folder, resume, again)
+        try:
+            if "observations" in fields:
+                result = run_observed(make_observed_case(fields), folder, resume=resume, progress=Terminal())
+            else:
+                result = run_case(make_case(fields), folder, resume=resume, progress=Terminal())
+        except KeyboardInterrupt:
+            say(f"interrupted; finished rows are kept: go on with {again}", err=True)
+            raise typer.Exit(130) from None
         page = render(folder)
         if junit is not None:
             write_junit(result, junit, min((bound for _, bound in bounds), default=None))
@@ -80,17 +87,6 @@ def audit(
         else:
             _print_summary(result, page)
         _enforce(result, bounds)
-
-
-def _run(fields: dict[str, Any], folder: Path, resume: bool, again: str) -> Audit:
-    """Audit exchanges that are made for it or, where the case names observations, those; ``again``: how to go on."""
-    try:
-        if "observations" in fields:
-            return run_observed(make_observed_case(fields), folder, resume=resume, progress=Terminal())
-        return run_case(make_case(fields), folder, resume=resume, progress=Terminal())
-    except KeyboardInterrupt:
-        say(f"interrupted; finished rows are kept: go on with {again}", err=True)
-        raise typer.Exit(130) from None
 
 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:

@@ -94,7 +94,7 @@ class SimulatedClient:
     def replies(self, sent: Mapping[str, Tensor], batches: Sequence[Batch], rngs: Sequence[Stream]) -> list[Reply]:
         """What clients alike reply to one broadcast, each for its own batch: side by side where their defense gains."""
         if self.recipe.sends != "gradient" or not self.defense.batches_clients:
-            return [self.reply(sent, batch, rng) for batch, rng in zip(batches, rngs, strict=True)]
+            return [self.start(sent, batch, rng).finish() for batch, rng in zip(batches, rngs, strict=True)]
         runs = [self.start(sent, batch, rng) for batch, rng in zip(batches, rngs, strict=True)]
         results = [run.request().evaluate() for run in runs]
         steps = [run.step(value) for run, (_, value) in zip(runs, results, strict=True)]
@@ -178,7 +178,8 @@ class ClientRun(LocalRun):
 
     def take(self, result: Any) -> None:
         if not self.trained:
-            super().take(result)
+            gradient, value = result
+            self.apply(defended_step(self._defense, gradient, self.step(value), finite=False))
         else:
             self._buffers = result
             del self._passes[0]
@@ -208,9 +209,6 @@ class ClientRun(LocalRun):
 
     def on_forward(self, examples: int) -> Functional:
         return self._defense.on_forward(self.model, examples, self._start.rng)
-
-    def on_gradient(self, gradient: Params, value: Tensor) -> Params:
-        return defended_step(self._defense, gradient, self.step(value), finite=False)
 
     def add(self, a: Params, b: Params, scale: float) -> Params:
         return added_at_once(a, b, scale)

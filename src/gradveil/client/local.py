@@ -62,8 +62,9 @@ class LocalRun:
         return Request(Gradient(model, self.loss), (self.params, model.buffers, inputs, targets))
 
     def take(self, result: Any) -> None:
-        """Step by the gradient that was requested."""
-        self.apply(self.on_gradient(*result))
+        """Step by the gradient that was requested; the loss comes with it."""
+        gradient, _ = result
+        self.apply(gradient)
 
     def apply(self, step: Params) -> None:
         """Take one step along a gradient, in the way of the recipe."""
@@ -84,10 +85,6 @@ class LocalRun:
     def on_forward(self, examples: int) -> Functional:  # noqa: ARG002
         """The model as the next step evaluates it, on so many examples."""
         return self.model
-
-    def on_gradient(self, gradient: Params, value: Tensor) -> Params:  # noqa: ARG002
-        """What the optimiser takes instead of a gradient at a loss of ``value``."""
-        return gradient
 
     def add(self, a: Params, b: Params, scale: float) -> Params:
         """``a + scale * b`` with the rounding of :func:`gradveil.core.trees.added_at_once`, for transforms too."""

@@ -99,10 +99,24 @@ def build(audit: Audit, folder: Path) -> Gallery:
 
     high, wide = read(next(iter(files))).shape[1:3]
     encoded, encoding = encode_all(files, read, side=max(high, wide))
+    # A picture that the page shows more than once is in it once, under a name.
+    times = Counter(source for table in tables for strip in table.strips for source in encoded[strip.file])
+    repeated = (source for source, count in times.items() if count > 1)
+    names = {source: f"picture-{number}" for number, source in enumerate(repeated, start=1)}
+    held: set[str] = set()
+
+    def filled(cell: GalleryCell, source: str) -> GalleryCell:
+        again = source in held
+        held.update({source} & names.keys())
+        return replace(cell, source="" if again else source, name=names.get(source, ""))
+
+    for place, table in enumerate(tables):
+        pairs = [(strip, tuple(map(filled, strip.cells, encoded[strip.file]))) for strip in table.strips]
+        tables[place] = replace(table, strips=tuple(replace(strip, cells=cells) for strip, cells in pairs))
     shown = max(len(sources) for sources in encoded.values())
     width, height = shown_size(wide, high, near=FEW_SIDE if shown <= FEW else MANY_SIDE)
     return Gallery(
-        tables=_each_held_once(tables, encoded),
+        tables=tuple(tables),
         shown=shown,
         left_out=max(len(row.per_image) for row in audit.rows if not row.is_prior) - shown,
         loss=encoding.words(),
@@ -122,27 +136,6 @@ def _inside(folder: Path, name: str) -> Path:
     if not inside:
         raise BadFileError(f"{folder / 'audit.json'} names {name!r}, which is no file in the audit folder")
     return path
-
-
-def _each_held_once(tables: Sequence[GalleryTable], encoded: dict[str, list[str]]) -> tuple[GalleryTable, ...]:
-    """The tables with their pictures, where one that was shown before is only named."""
-    times = Counter(source for table in tables for strip in table.strips for source in encoded[strip.file])
-    repeated = (source for source, count in times.items() if count > 1)
-    names = {source: f"picture-{number}" for number, source in enumerate(repeated, start=1)}
-    held: set[str] = set()
-
-    def shown(cell: GalleryCell, source: str) -> GalleryCell:
-        if source not in names:
-            return replace(cell, source=source)
-        first = source not in held
-        held.add(source)
-        return replace(cell, source=source if first else "", name=names[source])
-
-    def filled(strip: Strip) -> Strip:
-        pairs = zip(strip.cells, encoded[strip.file], strict=False)
-        return replace(strip, cells=tuple(shown(cell, source) for cell, source in pairs))
-
-    return tuple(replace(table, strips=tuple(map(filled, table.strips))) for table in tables)
 
 
 def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:

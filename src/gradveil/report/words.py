@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -226,20 +226,17 @@ def counter_moves(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, str]]]
 def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """What the adversary was assumed to know: sentences, each with where it holds ("" for everywhere)."""
     attacks = [row for row in rows if not row.is_prior]
-    holders = _grouped((sentence, row) for row in attacks for sentence in row.assumptions)
+    holders = _grouped(attacks, lambda row: row.assumptions)
     placed = [(sentence, where(held, attacks)) for sentence, held in holders.items()]
     return sorted(placed, key=lambda pair: pair[1] != "")
 
 
 def flags(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Each flag, in the order of the rows, with where it was raised ("" for everywhere)."""
-    raised = _grouped((flag, row) for row in rows for flag in row.flags)
-    attacks = [row for row in rows if not row.is_prior]
-
-    def among(held: Sequence[Row]) -> Sequence[Row]:
-        return rows if any(row.is_prior for row in held) else attacks
-
-    return [(flag, where(held, among(held))) for flag, held in raised.items()]
+    attacks, raised = [row for row in rows if not row.is_prior], _grouped(rows, lambda row: row.flags)
+    return [
+        (flag, where(held, rows if any(row.is_prior for row in held) else attacks)) for flag, held in raised.items()
+    ]
 
 
 def where(held: Sequence[Row], among: Sequence[Row]) -> str:
@@ -271,10 +268,12 @@ def missing(rows: Sequence[Row]) -> list[str]:
     return [f"{METRICS[key].heading if key in METRICS else key}: {reason}" for key, reason in reasons]
 
 
-def _grouped(pairs: Iterable[tuple[str, Row]]) -> dict[str, list[Row]]:
+def _grouped(rows: Sequence[Row], texts: Callable[[Row], Iterable[str]]) -> dict[str, list[Row]]:
+    """By text, the rows that have it."""
     groups: dict[str, list[Row]] = {}
-    for key, row in pairs:
-        groups.setdefault(key, []).append(row)
+    for row in rows:
+        for text in texts(row):
+            groups.setdefault(text, []).append(row)
     return groups
 
 
