@@ -132,7 +132,7 @@ class Identify(Attack):
             scores = self.scores(seen, known, progress, updates_for(one), self.likelihood(one))
         size = min(one.batch_size or 1, len(known))
         best = scores.argsort(dim=1, stable=True)[:, :size]
-        return [_chosen(known, best[i], scores[i], "compared in groups") for i in range(len(seen))]
+        return [chosen(known, best[i], scores[i], "compared in groups") for i in range(len(seen))]
 
     def scores_along(self, path: Path, known: ImageSet, progress: Progress) -> Tensor:
         """[candidates]: how badly each explains the update of one path, which the best of them walk again."""
@@ -191,7 +191,7 @@ class RandomChoice(Attack):
         known = candidates_of(seen[0], self.candidates)
         scores = [torch.rand(len(known), generator=generator(seed, "blindly")) for seed in seeds]
         size = min(seen[0].batch_size or 1, len(known))
-        return [_chosen(known, each.argsort()[:size], each, "drawn") for each in scores]
+        return [chosen(known, each.argsort()[:size], each, "drawn") for each in scores]
 
 
 def candidates_of(one: Observation, spec: str | None) -> ImageSet:
@@ -208,7 +208,7 @@ def candidates_of(one: Observation, spec: str | None) -> ImageSet:
     return known
 
 
-def _chosen(known: ImageSet, best: Tensor, scores: Tensor, strategy: str) -> Reconstruction:
+def chosen(known: ImageSet, best: Tensor, scores: Tensor, strategy: str) -> Reconstruction:
     """The best candidates as a reconstruction, with the scores of all."""
     batch = known.batch(best)
     found = Reconstruction.closed_form(batch.inputs, batch.labels, float(scores[best[0]]))

@@ -1,0 +1,127 @@
+"""Replay recognises examples through defenses that it knows nothing of but how to run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil import models
+from gradveil.attacks import Replay
+from gradveil.client import SimulatedClient
+from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
+from gradveil.core.types import Params, Recipe
+from gradveil.data import load
+from gradveil.defenses import DEFENSES, Defense, Log, Transform
+from gradveil.threat import Observation, observe, threat_model
+
+DATA = load("mnist-samples").subset(range(40))
+
+
+def size_of(tree: Params) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in tree.values()]).square().mean().sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box(Transform):
+    """A defense that no adversary was written for."""
+
+    kind: str = "turned"
+    at: Any = "step"
+
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        def one(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if self.kind == "turned":
+                return tensor.flatten().flip(0).view_as(tensor)
+            if self.kind == "signs":
+                return tensor.sign()
+            if self.kind == "steps":
+                return (tensor / tensor.abs().max().clamp(min=1e-12) * 2).round() / 2
+            if self.kind == "noise":
+                return rng.noised({name: tensor}, 3 * float(size_of(tree)))[name]
+            if self.kind == "holes":
+                keep = rng.noised({name: torch.zeros_like(tensor)}, 1.0)[name] > 1
+                return tensor * keep
+            if self.kind == "lengths":
+                drawn = rng.noised({name: torch.zeros_like(tensor)}, 1.0)[name]
+                return drawn / drawn.norm() * tensor.norm()
+            if self.kind == "nothing":
+                return torch.zeros_like(tensor)
+            raise ValueError(self.kind)
+
+        return {name: one(name, tensor) for name, tensor in tree.items()}
+
+
+def seen(defense: Defense, *, images: int = 8, batch_size: int = 1, recipe: Recipe | None = None) -> list[Observation]:
+    recipe = recipe or Recipe()
+    module = models.build("lenet:init=wide", DATA.domain, seed=0)
+    sent = models.trained_parameters(module)
+    client = SimulatedClient(module, recipe=recipe, defense=defense)
+    found = []
+    for start in range(0, images, batch_size):
+        batch = DATA.batch(range(start, start + batch_size))
+        reply = client.reply(sent, batch, Stream.seeded(1, "client", start))
+        found.append(
+            observe(
+                module=module,
+                model="lenet",
+                domain=DATA.domain,
+                sent=sent,
+                reply=reply.update,
+                batch=batch,
+                recipe=recipe,
+                defense=DEFENSES.describe(defense),
+                built_defense=defense,
+                candidates=DATA,
+                threat=threat_model("D"),
+            )
+        )
+    return found
+
+
+def recognised(observations: list[Observation]) -> float:
+    hits, place = 0, 0
+    for one, found in zip(observations, Replay()(observations), strict=True):
+        size = one.batch_size or 1
+        assert found.scores is not None
+        picked = set(found.scores.argsort()[:size].tolist())
+        hits += len(picked & set(range(place, place + size)))
+        place += size
+    return hits / place
+
+
+@pytest.mark.parametrize("kind", ["turned", "signs", "steps", "noise", "holes", "lengths"])
+def test_single_examples_are_recognised_through_any_box(kind: str) -> None:
+    assert recognised(seen(Box(kind=kind))) >= 0.85
+
+
+def test_a_box_that_sends_nothing_tells_nothing() -> None:
+    found = Replay()(seen(Box(kind="nothing"), images=2))
+    for one in found:
+        assert one.scores is not None
+        assert float(one.scores.max() - one.scores.min()) == 0
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["signs", "steps", "holes"])
+def test_members_of_batches_are_recognised(kind: str) -> None:
+    assert recognised(seen(Box(kind=kind), batch_size=4)) >= 0.75
+
+
+def test_several_local_steps_are_replayed_too() -> None:
+    recipe = Recipe(sends="delta", lr=0.05, epochs=3)
+    assert recognised(seen(Box(kind="steps"), images=4, recipe=recipe)) == 1
+
+
+def test_a_defense_that_is_only_a_name_cannot_be_run() -> None:
+    (one,) = seen(Box(), images=1)
+    with pytest.raises(GradveilError, match="is a name alone here"):
+        Replay()(replace(one, built_defense=None))
+
+
+def test_one_draw_is_kept_back() -> None:
+    with pytest.raises(GradveilError, match="draws is at least 3"):
+        Replay(draws=2)
