@@ -29,6 +29,7 @@ from gradveil.auditing.audit import Audit, Row, complaint, read_audit
 from gradveil.auditing.version1 import upgraded_row
 from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.reading import read_bytes
 
 _DIGEST = "[0-9a-f]{16}"
@@ -45,7 +46,7 @@ class Store:
         self.truth = folder / "truth.safetensors"
         self._batch = folder / "rows" / "batch.json"
 
-    def open(self, *, resume: bool, case: dict[str, Any] | None = None) -> None:
+    def open(self, *, resume: bool, case: Json | None = None) -> None:
         """Make the folder, and refuse one with an audit in it unless that is to be resumed and of the same case.
 
         What an audit that was killed left half done is removed: the folder has to be claimed.
@@ -61,7 +62,7 @@ class Store:
                 (self.folder / "rows" / digest / "row.json").unlink(missing_ok=True)
             self._batch.unlink()
 
-    def _refuse_another(self, case: dict[str, Any]) -> None:
+    def _refuse_another(self, case: Json) -> None:
         """An audit of something else would be written over, and its rows be left without it."""
         then = self.read_audit().case
         about = f"{self.folder} holds an audit of {then.get('data', 'saved exchanges')}"
@@ -137,7 +138,7 @@ class Store:
         return path.relative_to(self.folder).as_posix()
 
 
-def _shared(case: dict[str, Any]) -> dict[str, Any]:
+def _shared(case: Json) -> Json:
     """The shared fields of a case, a recipe's one by one."""
     fields = {name: case[name] for name in _SHARED if name in case}
     recipe = fields.pop("recipe", None)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -26,6 +26,7 @@ from gradveil.auditing import (
 from gradveil.cli.options import checked_device, fields_of_file, options_from
 from gradveil.cli.progress import Terminal, print_table, say
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
 from gradveil.report import render
@@ -35,7 +36,7 @@ CROSSED = 3
 
 @options_from(Case, ObservedCase, leave_out=("recipe", "unfit"))
 def audit(
-    given: dict[str, Any],
+    given: Json,
     case_file: Annotated[
         Path | None, typer.Argument(metavar="[CASE.yaml]", help="A case; options override it.")
     ] = None,
@@ -59,7 +60,7 @@ def audit(
     fields = fields_of_file(case_file, given) if case_file else given
     fields.setdefault("device", checked_device(None))
     steps = {"epochs": epochs, "batch_size": mini_batch, "lr": lr, "train_mode": train_mode}
-    recipe: dict[str, Any] = {key: value for key, value in steps.items() if value is not None}
+    recipe: dict[str, object] = {key: value for key, value in steps.items() if value is not None}
     if epochs is not None or mini_batch is not None:
         recipe["sends"] = "delta"  # several steps mean FedAvg
     if recipe:
