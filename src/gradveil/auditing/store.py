@@ -20,7 +20,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -101,7 +100,9 @@ class Store:
         if self._batch.exists() and digest.encode() in self._read(self._batch):
             return None
         try:
-            row = Row.model_validate(_of_any_version(from_json(self._read(path))))
+            found = from_json(self._read(path))
+            older = isinstance(found, dict) and "at_random" not in found
+            row = Row.model_validate(upgraded_row(found) if older else found)
         except FileNotFoundError:
             return None
         except ValidationError as error:
@@ -143,7 +144,3 @@ def _shared(case: Json) -> Json:
     fields = {name: case[name] for name in _SHARED if name in case}
     recipe = fields.pop("recipe", None)
     return fields | {f"recipe.{name}": value for name, value in (recipe if isinstance(recipe, dict) else {}).items()}
-
-
-def _of_any_version(row: Any) -> Any:
-    return upgraded_row(row) if isinstance(row, dict) and "at_random" not in row else row

@@ -15,7 +15,6 @@ from gradveil.auditing import (
     Audit,
     Case,
     ObservedCase,
-    Verdict,
     make_case,
     make_observed_case,
     run_case,
@@ -166,7 +165,14 @@ def _print_summary(result: Audit, page: Path) -> None:
     print_table(table)
     say()
     for verdict in result.verdicts:
-        _print_verdict(verdict)
+        say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
+        if verdict.flags:
+            say(f"  Flags: {', '.join(verdict.flags)}.")
+        if verdict.rebuilt is not None:
+            share, attack = verdict.rebuilt.identified, (verdict.rebuilt.attack or "").partition(":")[0]
+            say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
+        if verdict.cost is not None:
+            say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
     missing: dict[str, list[str]] = {}
     for name, reason in dict.fromkeys(pair for row in result.rows for pair in row.not_available.items()):
         missing.setdefault(reason, []).append(name)
@@ -174,14 +180,3 @@ def _print_summary(result: Audit, page: Path) -> None:
         say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
     say()
     say(f"report: {page}")
-
-
-def _print_verdict(verdict: Verdict) -> None:
-    say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
-    if verdict.flags:
-        say(f"  Flags: {', '.join(verdict.flags)}.")
-    if verdict.rebuilt is not None:
-        share, attack = verdict.rebuilt.identified, (verdict.rebuilt.attack or "").partition(":")[0]
-        say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
-    if verdict.cost is not None:
-        say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
