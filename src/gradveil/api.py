@@ -66,7 +66,7 @@ def audit(
 
     Args:
         model: Any module that maps inputs [n, ...] to scores [n, classes]. It is not changed.
-        batch: Inputs [n, ...] in [0, 1] and labels [n].
+        batch: Inputs [n, ...], which are images in [0, 1], and labels [n].
         defenses: Specs such as ``"noise:sigma=0.1"``, or objects, registered or not; one or several.
         attacks: The same for attacks, or ``"quick"``, ``"standard"`` or ``"thorough"``: all that fit, as a suite.
         loss: What clients minimise.
