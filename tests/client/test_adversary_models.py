@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -175,3 +177,58 @@ class Peek(Transform):
 def test_nothing_that_sees_examples_follows_a_guarantee(links: list[object]) -> None:
     with pytest.raises(GradveilError, match="looks at the private examples again"):
         Chain(links)  # type: ignore[arg-type]
+
+
+def test_a_frozen_parameter_that_trained_between_rounds_does_not_leave() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    model[0].requires_grad_(False)
+    guard, step = guarded(model)
+    step()
+    sent = guard.update()
+    guard.new_round({name: model.get_parameter(name) for name in sent})  # which a server may leave out
+    step()
+    guard.update()
+    with torch.no_grad():
+        model[0].weight -= INPUTS.mean()
+    with pytest.raises(GradveilError, match=r"'0\.weight' moved without the guard, and is not in the broadcast"):
+        guard.new_round({name: model.get_parameter(name) for name in sent})
+    guard.new_round(dict(model.named_parameters()))
+
+
+@dataclass(frozen=True)
+class Frozen:
+    logits: Tensor
+
+
+class Slots:
+    __slots__ = ("logits",)
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Computed:
+    def __init__(self, logits: Tensor) -> None:
+        self.inner = Slots(logits)
+
+    @property
+    def logits(self) -> Tensor:
+        return self.inner.logits
+
+
+@pytest.mark.parametrize("kind", [Frozen, Slots, Computed])
+def test_objects_with_logits_hold_copies_back_and_serve_empty_batches(kind: type[Frozen | Slots | Computed]) -> None:
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Frozen | Slots | Computed:
+            return kind(self.linear(x))
+
+    model = Returning()
+    guard, step = guarded(model)
+    step()
+    assert guard.loss(model(INPUTS[:0]), TARGETS[:0]).item() == 0
+    with pytest.raises(GradveilError, match="is a copy of a guarded one"):
+        copy.deepcopy(model)(INPUTS).logits.sum().backward()
