@@ -16,7 +16,7 @@ import gradveil
 from gradveil.client import Guard
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
-from gradveil.defenses import DP, Chain, Soteria, Step, Transform
+from gradveil.defenses import DP, Chain, Defense, Soteria, Step, Transform
 
 INPUTS, TARGETS = torch.arange(16.0).view(4, 4), torch.arange(4) % 3
 
@@ -67,7 +67,52 @@ def calls_itself(layer: Scaled, x: Tensor) -> None:
         layer(x)
 
 
-@pytest.mark.parametrize("during", [nan, calls_itself])
+def changes_mode(layer: Scaled, x: Tensor) -> None:
+    layer.train(float(x.max()) < 10)
+
+
+def adds_a_layer(layer: Scaled, x: Tensor) -> None:
+    layer.added = nn.Identity()
+    layer.added.scale = float(x.max())  # type: ignore[assignment]
+
+
+def test_the_mode_that_a_pass_sets_never_reaches_the_copy() -> None:
+    model = Scaled(changes_mode)
+    guard, step = guarded(model)
+    step()
+    step()
+    assert guard._mirror.function().module.training
+    assert not model.training
+    model.train()
+    step()
+    model.during = lambda _layer, _x: None
+    model.train()
+    step()
+    assert guard._mirror.function().module.training
+    model.eval()
+    step()
+    assert not guard._mirror.function().module.training, "the loop set it"
+
+
+def test_other_defenses_see_the_model_in_the_mode_that_it_is_in() -> None:
+    class Sees(Defense):
+        def on_gradient(self, gradient: Params, step: Step) -> Params:
+            seen.append(step.model.module.training)
+            return gradient
+
+    seen: list[bool] = []
+    model = Scaled().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = gradveil.protect(model, optimizer, F.cross_entropy, defense=Sees())
+    for mode in (False, True, False):
+        model.train(mode)
+        optimizer.zero_grad()
+        guard.loss(model(INPUTS), TARGETS).backward()
+        optimizer.step()
+    assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize("during", [nan, calls_itself, adds_a_layer])
 def test_what_a_pass_sets_never_reaches_the_copy(during: Callable[[Scaled, Tensor], None]) -> None:
     guard, step = guarded(Scaled(during))
     for _ in range(3):

@@ -440,7 +440,7 @@ class Guard:
         if moved:
             return None  # evaluation with gradients does no harm: guard.loss refuses it
         inputs = self._defense.on_inputs(given, self._rng) if len(given) else given
-        plain = self._mirror.function()
+        plain = self._mirror.function(followed=self._starts_over)
         if self._guaranteed:  # a counter of this pass may depend on the examples
             plain = plain.with_buffers({name: self._buffers[name] for name in plain.buffers if name in self._buffers})
         used = self._defense.on_forward(plain, len(inputs), self._rng)
