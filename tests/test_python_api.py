@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradveil as gv
 from gradveil import api
@@ -22,7 +23,7 @@ from gradveil.core.progress import Progress
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params
 from gradveil.data import load
-from gradveil.defenses import Chain, Defense, Log, Noise, Transform
+from gradveil.defenses import Chain, Defense, Log, Noise, Step, Transform
 from gradveil.report import render
 from gradveil.threat import Knowledge, Observation
 
@@ -237,3 +238,53 @@ def test_errors_are_caught_by_kind(tmp_path: Path) -> None:
         optimizer.step()
     kinds = (gv.errors.UnfitModelError, gv.errors.SpecError, gv.errors.BadFileError, gv.errors.RefusedError)
     assert all(issubclass(kind, gv.GradveilError) for kind in kinds)
+
+
+class Careless(Defense):
+    """Edits in place all that it gets."""
+
+    def on_inputs(self, inputs: Tensor, rng: Stream) -> Tensor:  # noqa: ARG002
+        return inputs.zero_()
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        for tensor in (*step.params.values(), *gradient.values(), step.batch.labels):
+            tensor.zero_()
+        return gradient
+
+
+def test_a_defense_that_edits_in_place_changes_no_other_row() -> None:
+    alone = gv.audit(small_model(), (IMAGES, LABELS), attacks="ig:iterations=3,restarts=1", progress=False)
+    other = gv.audit(
+        small_model(),
+        (IMAGES, LABELS),
+        defenses=[Careless(), "none"],
+        attacks="ig:iterations=3,restarts=1",
+        progress=False,
+    )
+    (row,) = [one for one in other.rows if one.defense == "none"]
+    assert torch.equal(row.images, alone.rows[0].images)
+    assert torch.equal(other.private_images, IMAGES)
+
+
+def test_candidates_are_not_told_apart_by_labels_that_only_private_ones_have() -> None:
+    class Nothing(Defense):
+        def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+            return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
+
+    labelled: list[Tensor] = []
+
+    class Looks(Attack):
+        requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
+
+        def run(self, seen: Sequence[Observation], seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+            del seeds, progress
+            known = seen[0].candidates
+            assert known is not None
+            labelled.append(known.batch(range(len(known))).labels)
+            return [Reconstruction.closed_form(known.batch([5]).inputs, torch.tensor([0]), 0.0) for _ in seen]
+
+    gv.audit(small_model(), (IMAGES, LABELS), defenses=Nothing(), attacks=Looks(), threat="D", progress=False)
+    private, others = labelled[0][:2], labelled[0][2:]
+    counts = [int((others == label).sum()) for label in private]
+    assert min(counts) > 1
+    assert sum(counts) == len(others)

@@ -25,6 +25,7 @@ from gradveil.auditing.sources import own
 from gradveil.client import cross_entropy
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.tensor_files import read_tensors
 from gradveil.core.types import Batch, Loss, Recipe
@@ -65,7 +66,7 @@ def audit(
 
     Args:
         model: Any module that maps inputs [n, ...] to scores [n, classes]. It is not changed.
-        batch: Inputs [n, ...] in [0, 1] and labels [n].
+        batch: Inputs [n, ...], which are images in [0, 1], and labels [n].
         defenses: Specs such as ``"noise:sigma=0.1"``, or objects, registered or not; one or several.
         attacks: The same for attacks, or ``"quick"``, ``"standard"`` or ``"thorough"``: all that fit, as a suite.
         loss: What clients minimise.
@@ -144,7 +145,7 @@ class AuditResult:
         write_atomically(Path(path), page)
         return Path(path)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """What ``audit.json`` holds."""
         return self.audit.as_json()
 

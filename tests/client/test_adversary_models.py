@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import gradveil
 from gradveil.client import Guard
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
-from gradveil.defenses import DP, Chain, Soteria, Step, Transform
+from gradveil.defenses import DP, Chain, Defense, Soteria, Step, Transform
 
 INPUTS, TARGETS = torch.arange(16.0).view(4, 4), torch.arange(4) % 3
 
@@ -65,7 +67,52 @@ def calls_itself(layer: Scaled, x: Tensor) -> None:
         layer(x)
 
 
-@pytest.mark.parametrize("during", [nan, calls_itself])
+def changes_mode(layer: Scaled, x: Tensor) -> None:
+    layer.train(float(x.max()) < 10)
+
+
+def adds_a_layer(layer: Scaled, x: Tensor) -> None:
+    layer.added = nn.Identity()
+    layer.added.scale = float(x.max())  # type: ignore[assignment]
+
+
+def test_the_mode_that_a_pass_sets_never_reaches_the_copy() -> None:
+    model = Scaled(changes_mode)
+    guard, step = guarded(model)
+    step()
+    step()
+    assert guard._mirror.function().module.training
+    assert not model.training
+    model.train()
+    step()
+    model.during = lambda _layer, _x: None
+    model.train()
+    step()
+    assert guard._mirror.function().module.training
+    model.eval()
+    step()
+    assert not guard._mirror.function().module.training, "the loop set it"
+
+
+def test_other_defenses_see_the_model_in_the_mode_that_it_is_in() -> None:
+    class Sees(Defense):
+        def on_gradient(self, gradient: Params, step: Step) -> Params:
+            seen.append(step.model.module.training)
+            return gradient
+
+    seen: list[bool] = []
+    model = Scaled().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = gradveil.protect(model, optimizer, F.cross_entropy, defense=Sees())
+    for mode in (False, True, False):
+        model.train(mode)
+        optimizer.zero_grad()
+        guard.loss(model(INPUTS), TARGETS).backward()
+        optimizer.step()
+    assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize("during", [nan, calls_itself, adds_a_layer])
 def test_what_a_pass_sets_never_reaches_the_copy(during: Callable[[Scaled, Tensor], None]) -> None:
     guard, step = guarded(Scaled(during))
     for _ in range(3):
@@ -175,3 +222,58 @@ class Peek(Transform):
 def test_nothing_that_sees_examples_follows_a_guarantee(links: list[object]) -> None:
     with pytest.raises(GradveilError, match="looks at the private examples again"):
         Chain(links)  # type: ignore[arg-type]
+
+
+def test_a_frozen_parameter_that_trained_between_rounds_does_not_leave() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    model[0].requires_grad_(False)
+    guard, step = guarded(model)
+    step()
+    sent = guard.update()
+    guard.new_round({name: model.get_parameter(name) for name in sent})  # which a server may leave out
+    step()
+    guard.update()
+    with torch.no_grad():
+        model[0].weight -= INPUTS.mean()
+    with pytest.raises(GradveilError, match=r"'0\.weight' moved without the guard, and is not in the broadcast"):
+        guard.new_round({name: model.get_parameter(name) for name in sent})
+    guard.new_round(dict(model.named_parameters()))
+
+
+@dataclass(frozen=True)
+class Frozen:
+    logits: Tensor
+
+
+class Slots:
+    __slots__ = ("logits",)
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Computed:
+    def __init__(self, logits: Tensor) -> None:
+        self.inner = Slots(logits)
+
+    @property
+    def logits(self) -> Tensor:
+        return self.inner.logits
+
+
+@pytest.mark.parametrize("kind", [Frozen, Slots, Computed])
+def test_objects_with_logits_hold_copies_back_and_serve_empty_batches(kind: type[Frozen | Slots | Computed]) -> None:
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Frozen | Slots | Computed:
+            return kind(self.linear(x))
+
+    model = Returning()
+    guard, step = guarded(model)
+    step()
+    assert guard.loss(model(INPUTS[:0]), TARGETS[:0]).item() == 0
+    with pytest.raises(GradveilError, match="is a copy of a guarded one"):
+        copy.deepcopy(model)(INPUTS).logits.sum().backward()

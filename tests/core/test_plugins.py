@@ -160,6 +160,23 @@ def test_fields_of_a_file_name_no_model_that_nobody_loaded(model: str) -> None:
     plugins.refuse_unloaded_models({"model": "imprint:bins=4 > lenet:init=wide", "title": "a: b"})
 
 
+@pytest.mark.parametrize("name", ["os.system", "system", "partial", "net.__class__", "__builtins__", "absent"])
+def test_what_a_loaded_file_imports_is_no_model_of_it(name: str, module: str, tmp_path: Path) -> None:
+    source = "import os\nfrom functools import partial\nfrom os import system\ndef net(): ...\nbound = partial(net)\n"
+    (tmp_path / f"{module}.py").write_text(source)
+    plugins.load(str(tmp_path / f"{module}.py"))
+    plugins.refuse_unloaded_models({"model": [f"{module}:net", f"{module}:bound"]})
+    with pytest.raises(GradveilError, match="is not defined in"):
+        plugins.refuse_unloaded_models({"model": f"{module}:{name}:command=true"})
+
+
+def test_a_file_takes_no_place_of_a_module_that_is_not_imported_yet(module: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / f"{module}.py").write_text("")
+    with pytest.raises(GradveilError, match=f"there is a module '{module}' already, rename the file"):
+        plugins.load(str(tmp_path / "elsewhere" / f"{module}.py"))
+
+
 def test_a_module_that_a_file_names_is_not_loaded_by_that() -> None:
     with pytest.raises(GradveilError, match="is no defense"):
         DEFENSES.build("os:remove")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeding import generator
-from gradveil.domains import Domain, Images, total_variation
+from gradveil.domains import Domain, Images, images, pictures, total_variation
 from gradveil.domains.images import NEIGHBORS
 
 DOMAIN = Images(3, 6, 5, classes=4, mean=(0.2, 0.5, 0.7), std=(0.1, 0.2, 0.3))
@@ -126,3 +127,8 @@ def test_images_are_shown_side_by_side(channels: int) -> None:
     levels = np.asarray(Image.open(io.BytesIO(Images.like(inputs, classes=1).show(inputs))))
     wanted = (torch.cat([*inputs], dim=2) * 255).round().byte().numpy()
     assert np.array_equal(levels, wanted.transpose(1, 2, 0) if channels == 3 else wanted[0])
+
+
+def test_the_examples_in_docstrings_run() -> None:
+    assert doctest.testmod(images) == (0, 2)
+    assert doctest.testmod(pictures) == (0, 2)

@@ -16,7 +16,7 @@ from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.data import load
 from gradveil.defenses.accounting import guarantee
-from gradveil.federated import Federation, Training, data_of, make_training, read_training, run_training
+from gradveil.federated import Federation, Training, TrainingRecord, data_of, make_training, read_training, run_training
 from gradveil.federated import run as runs
 from gradveil.threat import load_observations
 
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def timeless(result: dict[str, Any]) -> str:
+def timeless(result: TrainingRecord) -> str:
     """The rows as text, without what a clock measured."""
     return json.dumps([{k: v for k, v in row.items() if k != "seconds"} for row in result["rows"]])
 

@@ -138,6 +138,18 @@ def test_files_without_the_field_are_read(tmp_path: Path, valid: bytes) -> None:
     assert [one.reshaped for one in read] == [None, None]
 
 
+def test_a_domain_that_names_no_kind_is_of_images(tmp_path: Path, valid: bytes) -> None:
+    said, tensors = parts(valid)
+    meta: dict[str, dict[str, object]] = said["meta"]  # type: ignore[assignment]
+    assert list(meta["domain"]) == ["channels", "height", "width", "classes", "mean", "std"], "older versions read it"
+    for kind in ({}, {"kind": "images"}):
+        named = {**said, "meta": {**meta, "domain": {**meta["domain"], **kind}}}
+        assert load_observations(written(tmp_path / "x", named, tensors))[0].domain == SAMPLES.domain
+    for other in ("sounds", None, {"images": 1}):
+        named = {**said, "meta": {**meta, "domain": {**meta["domain"], "kind": other}}}
+        assert "impossible" in one_line(written(tmp_path / "x", named, tensors))
+
+
 def test_buffers_travel_with_the_broadcast(tmp_path: Path) -> None:
     (seen,) = observed(private_batches(1), model="resnet18")
     with torch.no_grad():

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from gradveil.attacks.parts.updates import as_gradient
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry
-from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.core.tensor_files import Shapes, read_tensors, write_tensors
 from gradveil.core.types import Batch, Params
 from gradveil.domains import Domain
 from gradveil.threat.model import Knowledge
@@ -235,7 +236,7 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> None:
 def load_reconstructions(path: Path) -> list[Reconstruction]:
     """The reconstructions of a file, checked."""
 
-    def check(meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(meta: Json, shapes: Shapes) -> None:
         sizes = meta.get("sizes")
         whole = isinstance(sizes, list) and all(type(size) is int and size >= 1 for size in sizes)
         inputs, scores = shapes.get("inputs", ()), shapes.get("scores")

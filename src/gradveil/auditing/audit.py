@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gradveil.core.errors import BadFileError
+from gradveil.core.fields import Json
 from gradveil.core.reading import read_bytes
 from gradveil.metrics.table import ImageMetrics, Number, finite
 
@@ -278,7 +279,7 @@ class Audit(_Record):
         audit = validate(version1.upgraded(data))
         return audit.model_copy(update={"verdicts": tuple(map(version1.judged, audit.verdicts))})
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return self.model_dump(mode="json")
 
 

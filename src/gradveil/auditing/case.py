@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from gradveil import models
 from gradveil.attacks import ATTACKS, BUDGETS, Budget
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.reading import read_text
 from gradveil.core.types import Recipe
 from gradveil.data import DATASETS
@@ -121,11 +122,11 @@ class Case(BaseModel):
         plan |= {"defense": "" if prior_only else defense, "effort": asdict(self.effort())}
         return _digest(plan)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return self.model_dump(mode="json")
 
 
-def make_case(fields: dict[str, Any]) -> Case:
+def make_case(fields: Json) -> Case:
     """A case from fields as the command line or a file gives them; what is wrong is said in one line."""
     return _made(Case, fields)
 
@@ -172,7 +173,7 @@ class ObservedCase(BaseModel):
         }  # fmt: skip
         return _digest(plan)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return self.model_dump(mode="json")
 
 
@@ -187,7 +188,7 @@ _FIXED = {
 }
 
 
-def make_observed_case(fields: dict[str, Any]) -> ObservedCase:
+def make_observed_case(fields: Json) -> ObservedCase:
     """A case of saved exchanges from fields; what the exchanges fix is refused."""
     fixed = [option for field, option in _FIXED.items() if field in fields]
     if fixed:
@@ -198,14 +199,14 @@ def make_observed_case(fields: dict[str, Any]) -> ObservedCase:
 _Made = TypeVar("_Made", bound=BaseModel)
 
 
-def _made(kind: type[_Made], fields: dict[str, Any]) -> _Made:
+def _made(kind: type[_Made], fields: Json) -> _Made:
     try:
         return kind(**fields)
     except ValidationError as error:
         raise GradveilError(first_complaint(error, "case")) from None
 
 
-def _digest(plan: dict[str, Any]) -> str:
+def _digest(plan: Json) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -214,7 +215,7 @@ def _effort(budget: str, restarts: int | None) -> Budget:
     return named if restarts is None else Budget(restarts, named.iterations)
 
 
-def read_case(path: Path) -> dict[str, Any]:
+def read_case(path: Path) -> Json:
     """The fields of a YAML case file."""
     return read_fields(path, "case", "lines such as 'data: cifar10-samples'")
 
@@ -228,7 +229,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read_fields(path: Path, kind: str, needs: str) -> dict[str, Any]:
+def read_fields(path: Path, kind: str, needs: str) -> Json:
     """The fields of a YAML file of this kind, such as a case; ``needs`` says what an empty one lacks."""
     try:
         fields = yaml.load(read_text(path, most=LARGEST_FILE), _Loader)

@@ -223,7 +223,7 @@ def _run_alone(cell: Cell, progress: Progress) -> list[Reconstruction]:
 
 def _with_any_strategy(attack: Attack) -> Attack:
     """The same attack, with the strategy left open in it and in the attacks that it is made of."""
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     known: tuple[Field[Any], ...] = fields(attack) if is_dataclass(attack) else ()
     for part in known:
         value = getattr(attack, part.name)

@@ -25,10 +25,11 @@ from gradveil.auditing.sources import AuditPlan, Cell, Exchange, Origin, Private
 from gradveil.auditing.suites import suite_for_saved
 from gradveil.auditing.verdict import costs
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.reading import read_bytes
 from gradveil.core.seeding import derive, generator
-from gradveil.core.tensor_files import MAX_BYTES, read_tensors
+from gradveil.core.tensor_files import MAX_BYTES, Shapes, read_tensors
 from gradveil.core.types import Batch, Params
 from gradveil.data import ImageSet, load
 from gradveil.federated import read_training
@@ -258,7 +259,7 @@ def _read_folder(folder: Path, name: str, model: str | None) -> ExchangeFolder:
     if not paths:
         raise GradveilError(f"there are no saved exchanges in {taps}: gradveil train --tap CLIENT@ROUND saves some")
     home = taps.parent if taps.name == "taps" else taps
-    training = read_training(home) if (home / "train.json").exists() else {}
+    training = dict(read_training(home)) if (home / "train.json").exists() else {}
     files = []
     for path in paths:
         seen = tuple(load_observations(path, module=model))
@@ -276,7 +277,7 @@ def _read_truth(path: Path, seen: Sequence[Observation]) -> Truth:
     """The truth of a file, which has to be what its replies can be of."""
     domain, size = seen[0].domain, seen[0].batch_size
 
-    def check(_meta: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    def check(_meta: Json, shapes: Shapes) -> None:
         inputs = shapes.get("inputs", ())
         count = inputs[0] if inputs else 0
         wanted = {"inputs": (count, *domain.shape), "labels": (count,), "index": (count,)}

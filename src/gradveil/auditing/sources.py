@@ -29,6 +29,7 @@ from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import describe_object, split_spec
 from gradveil.core.seeding import derive, generator
 from gradveil.core.streams import Stream
+from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, links_of
@@ -209,7 +210,10 @@ def _describe(attack: Attack) -> str:
 
 
 def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | None, classes: int) -> MemoryImages:
-    """The private examples and after them the other pictures, whose labels nobody looks at."""
+    """The private examples and after them the other pictures.
+
+    These get labels of the private ones: a label that only private examples have would tell them from all others.
+    """
     if gallery is None:
         shape = tuple(inputs.shape[1:])
         gallery = next((samples for samples in map(load, SHIPPED) if samples.shape == shape), None)
@@ -226,7 +230,7 @@ def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | Non
     return MemoryImages.unscaled(
         name=OWN,
         images=torch.cat([inputs, others]),
-        labels=torch.cat([labels, labels.new_zeros(len(others))]),
+        labels=torch.cat([labels, labels[torch.arange(len(others)) % len(labels)]]),
         class_names=tuple(map(str, range(classes))),
     )
 
@@ -341,7 +345,9 @@ class Simulation:
             again = [question] if question else []
             rngs = [Stream.seeded(case.seed, "defense", name, number, *again) for number in numbers]
             client = SimulatedClient(got.module, recipe=case.recipe, defense=defense, loss=self.loss, public=public)
-            sent_back = client.replies(got.sent, [batches[number] for number in numbers], rngs)
+            # copies: a defense that edits what it gets in place must not change the truth, or what others are sent
+            own = [Batch(batches[i].inputs.clone(), batches[i].labels.clone()) for i in numbers]
+            sent_back = client.replies(detached(got.sent), own, rngs)
             drew = drew or any(rng.draws > 0 for rng in rngs)
             task.advance(len(numbers))
             seen = []

@@ -20,7 +20,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -29,6 +28,7 @@ from gradveil.auditing.audit import Audit, Row, complaint, read_audit
 from gradveil.auditing.version1 import upgraded_row
 from gradveil.core.atomic import make_folder, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.reading import read_bytes
 
 _DIGEST = "[0-9a-f]{16}"
@@ -45,7 +45,7 @@ class Store:
         self.truth = folder / "truth.safetensors"
         self._batch = folder / "rows" / "batch.json"
 
-    def open(self, *, resume: bool, case: dict[str, Any] | None = None) -> None:
+    def open(self, *, resume: bool, case: Json | None = None) -> None:
         """Make the folder, and refuse one with an audit in it unless that is to be resumed and of the same case.
 
         What an audit that was killed left half done is removed: the folder has to be claimed.
@@ -61,7 +61,7 @@ class Store:
                 (self.folder / "rows" / digest / "row.json").unlink(missing_ok=True)
             self._batch.unlink()
 
-    def _refuse_another(self, case: dict[str, Any]) -> None:
+    def _refuse_another(self, case: Json) -> None:
         """An audit of something else would be written over, and its rows be left without it."""
         then = self.read_audit().case
         about = f"{self.folder} holds an audit of {then.get('data', 'saved exchanges')}"
@@ -100,7 +100,9 @@ class Store:
         if self._batch.exists() and digest.encode() in self._read(self._batch):
             return None
         try:
-            row = Row.model_validate(_of_any_version(from_json(self._read(path))))
+            found = from_json(self._read(path))
+            older = isinstance(found, dict) and "at_random" not in found
+            row = Row.model_validate(upgraded_row(found) if older else found)
         except FileNotFoundError:
             return None
         except ValidationError as error:
@@ -137,12 +139,8 @@ class Store:
         return path.relative_to(self.folder).as_posix()
 
 
-def _shared(case: dict[str, Any]) -> dict[str, Any]:
+def _shared(case: Json) -> Json:
     """The shared fields of a case, a recipe's one by one."""
     fields = {name: case[name] for name in _SHARED if name in case}
     recipe = fields.pop("recipe", None)
     return fields | {f"recipe.{name}": value for name, value in (recipe if isinstance(recipe, dict) else {}).items()}
-
-
-def _of_any_version(row: Any) -> Any:
-    return upgraded_row(row) if isinstance(row, dict) and "at_random" not in row else row

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 from xml.etree import ElementTree
 
-from gradveil.auditing.audit import Audit, Cost, Leak, Row, Verdict
+from gradveil.auditing.audit import Audit, Cost, Leak, Object, Row, Verdict
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 
@@ -186,7 +186,7 @@ class _Trained:
 
     folder: str
     defense: str
-    settings: dict[str, Any]
+    settings: Object
     accuracy: float
     round_seconds: float
 
@@ -223,7 +223,7 @@ def _read_run(folder: str) -> _Trained:
             folder=folder,
             defense=DEFENSES.canonical(str(found["case"]["defense"])),
             settings=settings,
-            accuracy=float(found["rows"][-1]["accuracy"]),
+            accuracy=float(found["rows"][-1]["accuracy"]),  # type: ignore[arg-type]  # None is refused below
             round_seconds=median(float(row["seconds"]) for row in found["rows"]),
         )
     except (LookupError, TypeError, ValueError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradveil.auditing.verdict import judged
+from gradveil.core.fields import Json
 
 __all__ = ["judged", "upgraded", "upgraded_row"]
 
@@ -24,7 +25,7 @@ _ADVERSARIES = {
 }
 
 
-def upgraded(audit: dict[str, Any]) -> dict[str, Any]:
+def upgraded(audit: Json) -> Json:
     """The audit as version 2 has it, before it is checked; what is not of the expected kind stays as it is."""
     audit = _known(audit)
     case = audit.get("case")
@@ -68,11 +69,11 @@ def _verdict(verdict: Any) -> Any:
     return {"adversary": _adversary(found), **found, "at_random": _at_random(found) or 0.0, "chance": None}
 
 
-def _adversary(found: dict[str, Any]) -> str:
+def _adversary(found: Json) -> str:
     return _ADVERSARIES.get(str(found.get("threat", "")).partition("+")[0], "")
 
 
-def _at_random(found: dict[str, Any]) -> Any:
+def _at_random(found: Json) -> Any:
     """Older audits kept the size of the line-up alone: there was one image behind an update."""
     gallery = found.get("gallery")
     return found.get("chance") or (1 / gallery if type(gallery) is int and gallery > 0 else None)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -15,7 +15,6 @@ from gradveil.auditing import (
     Audit,
     Case,
     ObservedCase,
-    Verdict,
     make_case,
     make_observed_case,
     run_case,
@@ -26,6 +25,7 @@ from gradveil.auditing import (
 from gradveil.cli.options import checked_device, fields_of_file, options_from
 from gradveil.cli.progress import Terminal, print_table, say
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
 from gradveil.report import render
@@ -35,7 +35,7 @@ CROSSED = 3
 
 @options_from(Case, ObservedCase, leave_out=("recipe", "unfit"))
 def audit(
-    given: dict[str, Any],
+    given: Json,
     case_file: Annotated[
         Path | None, typer.Argument(metavar="[CASE.yaml]", help="A case; options override it.")
     ] = None,
@@ -59,7 +59,7 @@ def audit(
     fields = fields_of_file(case_file, given) if case_file else given
     fields.setdefault("device", checked_device(None))
     steps = {"epochs": epochs, "batch_size": mini_batch, "lr": lr, "train_mode": train_mode}
-    recipe: dict[str, Any] = {key: value for key, value in steps.items() if value is not None}
+    recipe: dict[str, object] = {key: value for key, value in steps.items() if value is not None}
     if epochs is not None or mini_batch is not None:
         recipe["sends"] = "delta"  # several steps mean FedAvg
     if recipe:
@@ -165,7 +165,14 @@ def _print_summary(result: Audit, page: Path) -> None:
     print_table(table)
     say()
     for verdict in result.verdicts:
-        _print_verdict(verdict)
+        say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
+        if verdict.flags:
+            say(f"  Flags: {', '.join(verdict.flags)}.")
+        if verdict.rebuilt is not None:
+            share, attack = verdict.rebuilt.identified, (verdict.rebuilt.attack or "").partition(":")[0]
+            say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
+        if verdict.cost is not None:
+            say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
     missing: dict[str, list[str]] = {}
     for name, reason in dict.fromkeys(pair for row in result.rows for pair in row.not_available.items()):
         missing.setdefault(reason, []).append(name)
@@ -173,14 +180,3 @@ def _print_summary(result: Audit, page: Path) -> None:
         say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
     say()
     say(f"report: {page}")
-
-
-def _print_verdict(verdict: Verdict) -> None:
-    say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
-    if verdict.flags:
-        say(f"  Flags: {', '.join(verdict.flags)}.")
-    if verdict.rebuilt is not None:
-        share, attack = verdict.rebuilt.identified, (verdict.rebuilt.attack or "").partition(":")[0]
-        say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
-    if verdict.cost is not None:
-        say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")

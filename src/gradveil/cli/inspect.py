@@ -39,9 +39,7 @@ def inspect(
     images = None if data is None else load(data)
     path = Path(broadcast)
     if path.suffix == ".safetensors" or path.exists():
-        domain = _domain(path, images)
-        module, state = _agreed(path, model, domain), _state(path)
-        _fill_buffers(module, state)
+        domain, module, state = _read(path, model, images)
     else:
         domain = (images or load("cifar10-samples")).domain
         module = models.build(broadcast, domain, seed=seed)
@@ -61,23 +59,34 @@ def inspect(
         raise typer.Exit(SUSPICIOUS)
 
 
-def _domain(path: Path, images: ImageSet | None) -> Domain:
-    """What inputs look like: as an observation says, or as the images named."""
-    if not written_by_gradveil(path):
-        return (images or load("cifar10-samples")).domain
-    domain = Header.read(path, read_tensors(path, KIND)[1]).domain
-    if images is not None and images.domain.shape != domain.shape:
-        raise GradveilError(f"{path} is of inputs {list(domain.shape)}, --data {images.name} has others: leave it out")
-    return domain
+def _read(path: Path, model: str | None, images: ImageSet | None) -> tuple[Domain, nn.Module, dict[str, Tensor]]:
+    """What inputs look like, the architecture that the broadcast is for, and what was sent.
 
-
-def _agreed(path: Path, model: str | None, domain: Domain) -> nn.Module:
-    """The architecture that the broadcast is for: as the user says, or as an observation names it."""
+    An observation says all of it; of a plain state dict the user says the first two.
+    """
+    observed = written_by_gradveil(path)
+    if not observed:
+        domain = (images or load("cifar10-samples")).domain
+    else:
+        domain = Header.read(path, read_tensors(path, KIND)[1]).domain
+        if images is not None and images.domain.shape != domain.shape:
+            others = f"--data {images.name} has others"
+            raise GradveilError(f"{path} is of inputs {list(domain.shape)}, {others}: leave it out")
     if model is not None:
-        return models.build(model, domain, seed=0)
-    if not written_by_gradveil(path):
+        module = models.build(model, domain, seed=0)
+    elif observed:
+        module = load_observations(path)[0].module
+    else:
         raise GradveilError(f"{path} does not say of which model it is: add --model, such as --model resnet18")
-    return load_observations(path)[0].module
+    state = _state(path)
+    for name, buffer in module.state_dict().items():  # running statistics are part of what was sent
+        if name in state and name not in _parameters(module, state):
+            if state[name].shape != buffer.shape:
+                raise GradveilError(
+                    f"buffer {name!r} has the shape {list(state[name].shape)}, not {list(buffer.shape)}"
+                )
+            buffer.copy_(state[name])
+    return domain, module, state
 
 
 def _state(path: Path) -> dict[str, Tensor]:
@@ -93,17 +102,6 @@ def _parameters(module: nn.Module, state: dict[str, Tensor]) -> Params:
     """What of a state dict is trained: all but the buffers of the agreed model."""
     buffers = module.state_dict().keys() - dict(module.named_parameters(remove_duplicate=False))
     return {name: tensor for name, tensor in state.items() if name not in buffers}
-
-
-def _fill_buffers(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Running statistics are part of what was sent."""
-    for name, buffer in module.state_dict().items():
-        if name in state and name not in _parameters(module, state):
-            if state[name].shape != buffer.shape:
-                raise GradveilError(
-                    f"buffer {name!r} has the shape {list(state[name].shape)}, not {list(buffer.shape)}"
-                )
-            buffer.copy_(state[name])
 
 
 def _print(found: Inspection) -> None:

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from gradveil.attacks import ATTACKS
 from gradveil.auditing import read_case
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.plugins import refuse_unloaded_models
 from gradveil.core.registry import Registry
 from gradveil.defenses import DEFENSES
@@ -74,7 +75,7 @@ def admit(given: Mapping[str, Any]) -> None:
             registry.admit(spec)
 
 
-def fields_of_file(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of_file(path: Path, given: Mapping[str, Any]) -> Json:
     """The fields of a case file with those of the options over them. The file alone loads no code."""
     fields = {**read_case(path), **given}
     refuse_unloaded_models({name: value for name, value in fields.items() if name not in given})

@@ -6,21 +6,22 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gradveil.cli.options import checked_device, fields_of_file, options_from
 from gradveil.cli.progress import Terminal, say
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Json
 from gradveil.core.plugins import refuse_unloaded_models
-from gradveil.federated import Training, make_training, read_training, run_training
+from gradveil.federated import Training, TrainingRecord, make_training, read_training, run_training
 from gradveil.report import render_trainings
 
 
 @options_from(Training)
 def train(
-    given: dict[str, Any],
+    given: Json,
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="[CASE.yaml]", help="A case; options override it.")
     ] = None,
@@ -62,10 +63,10 @@ def train(
         _print_summary(result, folder)
 
 
-def _print_summary(result: dict[str, Any], folder: Path) -> None:
+def _print_summary(result: TrainingRecord, folder: Path) -> None:
     rows, case = result["rows"], result["case"]
     seconds = sum(row["seconds"] for row in rows)
-    up, down = (sum(row[f"bytes_{way}"] for row in rows) / 1e6 for way in ("up", "down"))
+    up, down = sum(row["bytes_up"] for row in rows) / 1e6, sum(row["bytes_down"] for row in rows) / 1e6
     dropped = sum(len(row["dropped"]) for row in rows)
     what = f"{len(rows)} rounds of {case['algorithm']} on {case['data']}"
     under = "without a defense" if case["defense"] == "none" else f"under {case['defense']}"

@@ -244,6 +244,10 @@ class Guard:
                 "a broadcast maps all names of the model's parameters, and at will those of frozen ones and of its "
                 "buffers, to tensors"
             )
+        if moved := differing(self._params, {n: kept for n, kept in self._kept.items() if n not in broadcast}):
+            refuse(
+                f"parameter {moved[0]!r} moved without the guard, and is not in the broadcast: the server has another"
+            )
         states = {n for n in broadcast if n.rpartition(".")[2] == "_extra_state"}  # of layers, not tensors
         broadcast = {n: sent for n, sent in broadcast.items() if n not in states}
         for name, sent in broadcast.items():
@@ -436,7 +440,7 @@ class Guard:
         if moved:
             return None  # evaluation with gradients does no harm: guard.loss refuses it
         inputs = self._defense.on_inputs(given, self._rng) if len(given) else given
-        plain = self._mirror.function()
+        plain = self._mirror.function(followed=self._starts_over)
         if self._guaranteed:  # a counter of this pass may depend on the examples
             plain = plain.with_buffers({name: self._buffers[name] for name in plain.buffers if name in self._buffers})
         used = self._defense.on_forward(plain, len(inputs), self._rng)

@@ -10,6 +10,9 @@ from pydantic.fields import FieldInfo
 
 from gradveil.core.errors import GradveilError
 
+Json = dict[str, Any]
+"""A JSON object whose fields are not known here: those of a person's file, or of a record that others define."""
+
 _KINDS: dict[Any, str] = {bool: "true or false", str: "a text", float: "a number", int: "a whole number"}
 
 
@@ -52,7 +55,7 @@ def _kind(field: FieldInfo) -> str:
     return next((text for kind, text in _KINDS.items() if kind in kinds), f"a {field.annotation}")
 
 
-def none_from_text(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
+def none_from_text(model: type[BaseModel], given: Json) -> Json:
     """The fields with None for the text ``none`` where a model allows None: TOML has no null."""
     optional = {name for name, field in model.model_fields.items() if type(None) in get_args(field.annotation)}
     return {name: None if name in optional and value == "none" else value for name, value in given.items()}

@@ -13,6 +13,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,8 +45,18 @@ class Plugin:
             import_module(self.module)
         _LOADED[self.module] = self
 
+    def _hides_another(self) -> bool:
+        """Whether an import of this name would find another file: whoever comes to need that would get this one."""
+        try:
+            there = find_spec(self.module)
+        except (ImportError, ValueError):  # of a name with dots in it
+            return False
+        if there is None or there.origin is None:  # a folder, say
+            return False
+        return Path(there.origin).resolve() != Path(self.path).resolve()
+
     def _run(self) -> None:
-        if self.module in sys.modules:
+        if self.module in sys.modules or self._hides_another():
             raise GradveilError(f"cannot load {self.path}: there is a module {self.module!r} already, rename the file")
         own = ModuleType(self.module)
         own.__file__ = self.path
@@ -133,16 +145,30 @@ def loaded_object(kind: str, path: str) -> Any:
 def refuse_unloaded_models(given: Any) -> None:
     """Raise if fields of a file name a model by the import path of code that nobody loaded.
 
-    A model may be made by any function, and ``os:remove`` is one: that its module is imported is not enough.
+    A model may be made by any function, and ``os:remove`` is one: that its module is imported is not enough. So is
+    ``mine:os.remove`` where a person loaded mine.py, which imports os: only what that package defines is of it.
     """
     for spec in _models_in(given):
         path = spec.rpartition(">")[2].strip()
         module, _, rest = path.partition(":")
         factory = rest.partition(":")[0]
-        if ("." in module or factory.replace(".", "_").isidentifier()) and module not in _LOADED:
-            raise GradveilError(
-                f"model {path!r} is code that is not loaded: if you trust it, add --load {module}, or --model {path}"
-            )
+        if "." in module or factory.replace(".", "_").isidentifier():
+            if module not in _LOADED:
+                hint = f"add --load {module}, or --model {path}"
+                raise GradveilError(f"model {path!r} is code that is not loaded: if you trust it, {hint}")
+            if not _defines(module, factory):
+                raise GradveilError(f"model {path!r} is not defined in {module}: if you trust it, add --model {path}")
+
+
+def _defines(module: str, name: str) -> bool:
+    """Whether a name in a loaded module stands for code of its package, and not for something that it imports."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = None if part.startswith("__") else getattr(found, part, None)
+    while isinstance(found, partial):
+        found = found.func
+    home = getattr(found, "__module__", None)
+    return isinstance(home, str) and home.partition(".")[0] == module.partition(".")[0]
 
 
 def _models_in(given: Any, field: str = "") -> Iterator[str]:

@@ -29,6 +29,8 @@ from gradveil.core.plugins import import_module, import_object, loaded_object
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+Options = dict[str, Any]
+"""The options of a spec by name, each a value of the type that its factory declares."""
 
 
 class Registry(Generic[T]):
@@ -137,7 +139,7 @@ class Registry(Generic[T]):
         """The first line of the factory's docstring."""
         return (inspect.getdoc(self.get(name)) or "").partition("\n")[0]
 
-    def parse(self, spec: str) -> tuple[str, dict[str, Any]]:
+    def parse(self, spec: str) -> tuple[str, Options]:
         """A spec as its name and checked options."""
         name, raw = split_spec(spec)
         if ":" in name:  # what has a name goes by it, so that there is one spelling
@@ -192,9 +194,7 @@ def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {p.name: p.replace(annotation=hints.get(p.name, str)) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def parse_options(
-    kind: str, name: str, known: Mapping[str, inspect.Parameter], raw: Mapping[str, str]
-) -> dict[str, Any]:
+def parse_options(kind: str, name: str, known: Mapping[str, inspect.Parameter], raw: Mapping[str, str]) -> Options:
     """The raw options of a spec as values of the annotated types.
 
     Raises:

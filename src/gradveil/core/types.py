@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.fields import Json as Json
 from gradveil.core.fields import shown
 
 Params = dict[str, Tensor]
@@ -18,9 +19,6 @@ Params = dict[str, Tensor]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, classes], targets [n] or [n, classes]) -> scalar, averaged over the batch."""
-
-Json = dict[str, Any]
-"""A JSON object whose fields are not known here: those of a person's file, or of a record that others define."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

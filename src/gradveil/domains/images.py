@@ -117,7 +117,7 @@ class Images(Domain):
     def show(self, inputs: Tensor) -> bytes:
         """Images of other than one or three channels are shown by their first."""
         strip = torch.cat(list(inputs if self.channels == 3 else inputs[:, :1]), dim=2)
-        return Encoding().png(as_pixels(strip[None].cpu().numpy())[0])
+        return Encoding().png(as_pixels(strip[None].detach().cpu().numpy())[0])
 
 
 def total_variation(images: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from gradveil.assets import cache_folder
 from gradveil.core.atomic import open_file, remove_partial, write_json
 from gradveil.core.errors import BadFileError, GradveilError, StrategyError
+from gradveil.core.fields import Json
 from gradveil.core.reading import read_text
 from gradveil.core.types import Params
 from gradveil.engine.agreement import FEW, agree, same_tensors
@@ -306,7 +307,7 @@ def _fingerprint(ways: list[str], unknowns: Params, given: Given, precision: str
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _remembered() -> dict[str, Any]:
+def _remembered() -> Json:
     """What was measured before. It is only a record of speeds: without access to it all is measured again."""
     path = cache_folder() / "strategies.json"
     try:

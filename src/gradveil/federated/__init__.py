@@ -16,7 +16,7 @@ from gradveil.federated.rounds import (
     server_step,
     why_unusable,
 )
-from gradveil.federated.run import data_of, read_training, run_training
+from gradveil.federated.run import TrainingRecord, data_of, read_training, run_training
 from gradveil.federated.tap import Tap
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "State",
     "Tap",
     "Training",
+    "TrainingRecord",
     "as_delta",
     "average",
     "data_of",

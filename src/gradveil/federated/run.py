@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict, cast
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -41,6 +42,18 @@ _MAY_CHANGE = {"rounds", "tap", "threat", "evaluate_every", "checkpoint_every"}
 """Fields that change nothing in the rounds already done."""
 
 
+class TrainingRecord(TypedDict):
+    """What ``train.json`` holds. Files may come from others: rows are checked where they are used."""
+
+    version: int
+    complete: bool
+    case: Json
+    examples: int
+    test_examples: int
+    environment: Json
+    rows: list[RoundRecord]
+
+
 @alone
 def run_training(
     case: Training,
@@ -49,7 +62,7 @@ def run_training(
     resume: bool = False,
     progress: Progress = SILENT,
     say: Callable[[str], None] = lambda _line: None,
-) -> Json:
+) -> TrainingRecord:
     """Train a case into a folder and return what ``train.json`` holds; ``say`` is told what a person should know."""
     if case.device == "cuda" and not torch.cuda.is_available():
         raise GradveilError("device cuda was asked for, but torch sees no GPU here: use --device cpu")
@@ -111,7 +124,7 @@ def data_of(case: Training, progress: Progress = SILENT) -> tuple[ImageSet, Imag
     return train.subset(drawn.sort().values), test
 
 
-def read_training(folder: Path) -> Json:
+def read_training(folder: Path) -> TrainingRecord:
     """What ``train.json`` of a folder holds."""
     path = folder / RESULT
     try:
@@ -123,7 +136,7 @@ def read_training(folder: Path) -> Json:
     rows = found.get("rows") if isinstance(found, dict) and found.get("version") == VERSION else None
     if not isinstance(rows, list) or not isinstance(found.get("case"), dict):
         raise BadFileError(f"{path} is not a training that this Gradveil reads")
-    return dict(found)
+    return cast(TrainingRecord, found)
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ class Recorder:
         self.rows.append(done.as_json(quality))
         if self.folder is None:
             return quality
-        whole = {
+        whole: TrainingRecord = {
             "version": VERSION,
             "complete": len(self.rows) == case.rounds,
             "case": case.as_json(),

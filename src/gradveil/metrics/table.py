@@ -128,8 +128,15 @@ def register_metric(
     def keep(function: Measure) -> Measure:
         if not name.isidentifier() or name in METRICS or name in _fields_of(ImageMetrics):
             raise ValueError(f"metric {name!r} is no name, or the name of something else in a row")
-        facts: dict[str, Any] = {"title": title, "direction": direction, "meaning": meaning, "failed": failed, **more}
-        METRICS[name] = Metric(name=name, function=function, **facts)
+        METRICS[name] = Metric(
+            name=name,
+            title=title,
+            direction=direction,
+            meaning=meaning,
+            failed=failed,
+            function=function,
+            **more,
+        )
         return function
 
     return keep

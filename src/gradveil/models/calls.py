@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -132,8 +133,8 @@ def returned_tensors(outputs: Any) -> list[Tensor]:
     """All tensors that a model returned: logits, and maybe hidden states or a loss that it computed itself."""
     if isinstance(outputs, Mapping):
         outputs = dict(outputs)
-    elif not isinstance(outputs, Tensor | tuple | list):
-        outputs = getattr(outputs, "__dict__", {})
+    elif not isinstance(outputs, Tensor | tuple | list):  # logits may be a property, or in slots
+        outputs = {**getattr(outputs, "__dict__", {}), "logits": getattr(outputs, "logits", None)}
     return [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
 
 
@@ -146,8 +147,11 @@ def with_logits(outputs: Any, logits: Tensor) -> Any:
     changed = copy.copy(outputs)
     if isinstance(changed, Mapping):
         changed["logits"] = logits  # type: ignore[index]
-    else:
-        changed.logits = logits
+        return changed
+    try:
+        object.__setattr__(changed, "logits", logits)  # that of a frozen dataclass too
+    except AttributeError:  # it is computed of something else
+        return SimpleNamespace(logits=logits)
     return changed
 
 

@@ -122,12 +122,12 @@ def _dropout_rates(layer: nn.Module) -> list[str]:
     return [name for name, rate in rates.items() if rate > 0]
 
 
-_OF_ALL = vars(nn.Module()).keys()
-"""What torch keeps in every layer; the mode that a layer is in is one of them."""
+_OF_ALL = vars(nn.Module()).keys() - {"training"}
+"""What torch keeps in every layer, but for the mode that it is in."""
 
 
 class Mirror:
-    """A live module as a function: in the modes that its layers are in now, with the buffers that it has now."""
+    """A live module as a function: in the modes that a loop put its layers into, with the buffers that it has now."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -190,13 +190,15 @@ class Mirror:
                 setattr(self._copy.get_submodule(place), name, value)
                 for function in self._functions.values():
                     layer = function.module.get_submodule(place)
-                    if not (_RATE.search(name) or (name == "p" and isinstance(layer, _DropoutNd))):  # it stays off
+                    if name != "training" and not (
+                        _RATE.search(name) or (name == "p" and isinstance(layer, _DropoutNd))
+                    ):  # it stays off
                         setattr(layer, name, value)
         return self._replaced
 
-    def function(self) -> Functional:
-        """Dropout is off in it."""
-        modes = tuple(layer.training for layer in self._module.modules())
+    def function(self, *, followed: bool = True) -> Functional:
+        """Dropout is off in it. Without ``follow`` before it, layers are in the modes that they are in now."""
+        modes = tuple(layer.training for layer in (self._copy if followed else self._module).modules())
         if modes not in self._functions:
             for layer, mode in zip(self._copy.modules(), modes, strict=True):
                 layer.training = mode

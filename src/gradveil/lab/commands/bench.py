@@ -11,6 +11,7 @@ import typer
 
 from gradveil.cli.options import admit, checked_device, with_parameters
 from gradveil.cli.progress import Terminal
+from gradveil.core.fields import Json
 from gradveil.core.progress import Progress
 from gradveil.lab.bench import BENCHES
 
@@ -21,7 +22,7 @@ app = typer.Typer(help="Benchmarks, each against a baseline in the same run.", n
 def _several() -> None: ...
 
 
-def _command(name: str, work: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+def _command(name: str, work: Callable[..., Json]) -> Callable[..., None]:
     """The command of a benchmark, with an option for each argument that has a help."""
     hints = get_type_hints(work, include_extras=True)
     defaults = {one.name: one.default for one in inspect.signature(work).parameters.values()}

@@ -215,8 +215,10 @@ def _trained(setting: Setting, spec: str, work: Path, device: str, progress: Pro
     data, model = setting.name.split("-")[:2]
     folder = work / "trainings" / f"{data}-{model}" / path_of(Path(), setting.name, spec).stem
     done = run_training(case, folder, resume=True, progress=progress)
+    accuracy = done["rows"][-1]["accuracy"]
+    assert accuracy is not None, "the last round is always evaluated"
     return Trained(
-        accuracy=done["rows"][-1]["accuracy"],
+        accuracy=accuracy,
         rounds=len(done["rows"]),
         round_seconds=max(0.001, round(median(row["seconds"] for row in done["rows"]), 3)),  # others are divided by it
         device=done["environment"]["device"],

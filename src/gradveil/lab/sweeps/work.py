@@ -67,7 +67,7 @@ def _run_and_publish(batch: CaseBatch, results: ResultFolder) -> None:
     elif isinstance(case, ObservedCase):
         done = run_observed(case, folder, resume=True).as_json()
     else:
-        done = run_training(case, folder, resume=True)
+        done = dict(run_training(case, folder, resume=True))
     seconds = (time.perf_counter() - started) / len(batch.entries)
 
     def publish(entry: StudyEntry, place: Path, done: Json) -> None:
