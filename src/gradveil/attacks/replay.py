@@ -171,8 +171,9 @@ class EntryModel:
 def _units(plain: Sketch, name: str, unit: Unit) -> Tensor:
     """[m, 1]: what an entry of each update is measured in."""
     if unit == "tensor":
-        return plain.entries[name].norm(dim=1, keepdim=True) + TINY
-    whole = torch.stack([tensor.square().sum(dim=1) for tensor in plain.entries.values()]).sum(dim=0).sqrt()[:, None]
+        length: Tensor = plain.entries[name].norm(dim=1, keepdim=True)
+        return length + TINY
+    whole: Tensor = torch.stack([own.square().sum(dim=1) for own in plain.entries.values()]).sum(dim=0).sqrt()[:, None]
     return whole + TINY if unit == "update" else torch.ones_like(whole)
 
 

@@ -41,7 +41,7 @@ def inspect(
     if path.suffix == ".safetensors" or path.exists():
         domain, module, state = _read(path, model, images)
     else:
-        domain = (images or load("cifar10-samples")).domain
+        domain: Domain = (images or load("cifar10-samples")).domain
         module = models.build(broadcast, domain, seed=seed)
         state = module.state_dict()
     found = client.inspect(
@@ -66,7 +66,7 @@ def _read(path: Path, model: str | None, images: ImageSet | None) -> tuple[Domai
     """
     observed = written_by_gradveil(path)
     if not observed:
-        domain = (images or load("cifar10-samples")).domain
+        domain: Domain = (images or load("cifar10-samples")).domain
     else:
         domain = Header.read(path, read_tensors(path, KIND)[1]).domain
         if images is not None and images.domain.shape != domain.shape:
