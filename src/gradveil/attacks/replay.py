@@ -274,9 +274,8 @@ class SetSearch:
 
     def scores(self, reply: Sketch) -> Tensor:
         """[m]: how badly the best set explains one reply that each candidate belongs to."""
-        products = sum(reply.entries[name] @ own.T for name, own in self.plain.entries.items())
-        squares = sum(own.square().sum(dim=1) for own in self.plain.entries.values())
-        assert isinstance(products, Tensor) and isinstance(squares, Tensor)
+        products = torch.stack([reply.entries[name] @ own.T for name, own in self.plain.entries.items()]).sum(dim=0)
+        squares = torch.stack([own.square().sum(dim=1) for own in self.plain.entries.values()]).sum(dim=0)
         rng = generator(0, "replay starts")
         count = products.shape[1]
         starts = [(products[0] / (squares + TINY).sqrt()).topk(self.size).indices]

@@ -41,7 +41,7 @@ def inspect(
     if path.suffix == ".safetensors" or path.exists():
         domain, module, state = _read(path, model, images)
     else:
-        domain: Domain = (images or load("cifar10-samples")).domain
+        domain = (images or load("cifar10-samples")).domain
         module = models.build(broadcast, domain, seed=seed)
         state = module.state_dict()
     found = client.inspect(
