@@ -122,6 +122,7 @@ MEMBERS = (
         lambda setting: setting.replayable and not setting.has_statistics,
         large="gi:iterations=400,restarts=1",
     ),
+    Member("replay", "thorough", lambda _: True),
     Member("ggl", "thorough", lambda setting: setting.has_generator, large=None),
     Member("gias", "thorough", lambda setting: setting.has_generator, large="gias:iterations=300,restarts=1"),
     Member("gifd", "thorough", lambda setting: setting.has_generator, large="gifd:iterations=400,restarts=1"),
