@@ -80,12 +80,12 @@ class Functional:
 
         ``inputs`` is a tensor, or :class:`SeveralInputs` in its place.
         """
-        arguments, keywords = arguments_of(inputs)
+        call = ((inputs,), None) if isinstance(inputs, Tensor) else arguments_of(inputs)
         given = {**self.frozen, **params} if self.frozen else params
         # strict: a parameter that is left out would otherwise silently keep its initial value
         try:
             with twice_differentiable():
-                outputs = functional_call(self._module, (given, self.buffers), arguments, keywords, strict=True)
+                outputs = functional_call(self._module, (given, self.buffers), *call, strict=True)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise

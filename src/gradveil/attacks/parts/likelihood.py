@@ -20,6 +20,8 @@ from gradveil.core.types import Params
 
 ROUNDING = 1e-4
 """How far, as a share of its length, a tensor may be from a candidate's that explains it: rounding, other kernels."""
+NOTHING = 1e-8
+"""What is so small, as a share of the whole update, is rounding itself: biases of keys in attention have no gradient."""
 ROUGHLY = 1e-2
 """The same for several steps, whose rounding adds up and whose defense is not repeated."""
 TINY = 1e-60
@@ -191,7 +193,9 @@ class Distance(ByTensor):
         away = shrunk.square() * compared.within - 2 * shrunk * compared.products + compared.seen
         more = [channel.noise_by_tensor.get(name, 0.0) for name in compared.names]
         known = (channel.noise or 0.0) + torch.tensor(more).to(away).view(-1, 1, 1)
-        least = known + ROUNDING**2 * compared.seen / compared.sizes + TINY
+        whole = compared.seen.sum(dim=0) / compared.sizes.sum(dim=0)
+        rounding = torch.maximum(ROUNDING**2 * compared.seen / compared.sizes, NOTHING**2 * whole)
+        least = known + rounding + TINY
         variances = [least + extra for extra in {channel.sometimes or 0.0, 0.0}]
         # minus twice the log of the density of independent Gaussian entries, up to a constant
         fits = [away.clamp(min=0) / variance + compared.sizes * variance.log() for variance in variances]
