@@ -7,7 +7,7 @@ ISA ?= DEFAULT
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-NUMERICS := $(addprefix tests/,engine defenses client models generators metrics threat attacks federated auditing) \
+NUMERICS := $(addprefix tests/,domains engine defenses bounds client models generators metrics threat attacks federated auditing) \
 	$(wildcard tests/test_every_*.py)
 
 .PHONY: help install audit test test-integration test-all test-numerics fuzz check format flower bench kills browser clean

@@ -21,7 +21,7 @@ from gradveil.core.types import Params
 ROUNDING = 1e-4
 """How far, as a share of its length, a tensor may be from a candidate's that explains it: rounding, other kernels."""
 NOTHING = 1e-8
-"""What is so small, as a share of the whole update, is rounding itself: biases of keys in attention have no gradient."""
+"""What is so small, as a share of the whole update, is rounding: biases of keys in attention have no gradient."""
 ROUGHLY = 1e-2
 """The same for several steps, whose rounding adds up and whose defense is not repeated."""
 TINY = 1e-60
