@@ -100,6 +100,7 @@ def test_single_examples_are_recognised_through_any_box(kind: str) -> None:
 
 def test_a_box_that_sends_nothing_tells_nothing() -> None:
     found = Replay()(seen(Box(kind="nothing"), images=2))
+    assert not torch.equal(found[0].inputs, DATA.batch([0]).inputs), "the first place in the list says nothing either"
     for one in found:
         assert one.scores is not None
         assert float(one.scores.max() - one.scores.min()) == 0

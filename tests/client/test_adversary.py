@@ -144,6 +144,7 @@ def test_outputs_in_bfloat16_are_no_other_loss(seed: int) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = model(inputs)
     guard.loss(outputs, targets).backward()
+    assert all(p.grad is not None for p in model.parameters()), "it was not refused"
     guard.close()
 
 

@@ -185,10 +185,11 @@ def test_a_schedule_of_dropout_stays_off_in_the_copy() -> None:
             return self.linear(F.dropout(x, self.dropout, self.training))  # type: ignore[no-any-return]
 
     model = Dropping()
-    _, step = guarded(model)
+    guard, step = guarded(model)
     for rate in (0.1, 0.2, 0.3):
         model.dropout = rate
         step()
+    assert guard.log.ledger.steps == 3
 
 
 def test_an_observation_counts_copies_of_an_example_each() -> None:

@@ -333,7 +333,7 @@ class Replay(Attack):
     def prior_only(self) -> Attack | None:
         return RandomChoice(candidates=self.candidates)
 
-    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
         one, known = seen[0], candidates_of(seen[0], self.candidates)
         links = [link for _, link in one.known_links()]
         built = [link for link in links if link is not None]
@@ -354,5 +354,10 @@ class Replay(Attack):
             repeats = next(iter(draws.lengths.values())).shape[1] == 1
             way = "distance" if repeats else _fitting(draws, plain)
             scores = (_by_distance if repeats else WAYS[way])(replies, draws, plain)
-        best = scores.argsort(dim=1, stable=True)[:, :size]
-        return [chosen(known, best[i], scores[i], f"replayed, compared by {way}") for i in range(len(seen))]
+        found = []
+        for own, seed in zip(scores, seeds, strict=True):
+            # Equal scores are told apart by a draw: the place in the list must not decide who is named.
+            drawn = torch.randperm(len(known), generator=generator(seed, "replay ties"))
+            best = drawn[own[drawn].argsort(stable=True)[:size]]
+            found.append(chosen(known, best, own, f"replayed, compared by {way}"))
+        return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -294,14 +295,14 @@ def _doubtful(terms: Tensor, unsure: Tensor, score: Score, count: int) -> Tensor
     return (priority - threshold).abs() <= MARGIN * unsure.sum(0).sqrt()
 
 
-class PlainConvolutions(TorchFunctionMode):
+class PlainConvolutions(TorchFunctionMode, ABC):
     """While it lasts, convolutions of images in one group and without dilation may be computed in another way."""
 
+    @abstractmethod
     def convolved(
         self, inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
     ) -> Tensor | None:
         """The same result in another way; None: as usual."""
-        raise NotImplementedError
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -15,11 +15,11 @@ from gradveil.core.errors import GradveilError
 
 Array = npt.NDArray[np.float64]
 DRAWS = 20_000
-"""Line-ups that are drawn to see what luck does; a probability below 1 in so many is never claimed."""
+"""Line-ups that are drawn to see what luck does; no probability below 1 in DRAWS is claimed."""
 
 
 def interval(found: Sequence[float], size: int = 1, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Where a share lies, with this confidence at least, if of the ``size`` examples of each update so many were found.
+    """Where a share lies, with at least this confidence. ``found`` has the hits among the ``size`` examples of updates.
 
     Of updates with one example each it is the exact interval of Clopper and Pearson. Of others it is Hoeffding's bound
     by relative entropy, which holds whatever the shares of one update depend on: every share q is kept for which

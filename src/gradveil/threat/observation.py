@@ -49,7 +49,7 @@ class Observation:
     candidates: ImageSet | None = None
     """A list with the private examples somewhere among others. It is not saved: a file must not choose what is read."""
     built_defense: Defense | None = None
-    """The known defense itself, where it is at hand: one that is not registered cannot be built from its name."""
+    """The known defense itself, where it is available: one that is not registered cannot be built from its name."""
 
     def known_links(self) -> list[tuple[str, Defense | None]]:
         """Each link of the known defense by its spec; None in the place of one that is a name alone."""
