@@ -115,6 +115,13 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
         read_tensors(tmp_path / "x.safetensors", "thing", max_bytes=1000)
 
 
+def test_a_tensor_of_too_many_dimensions_is_not_read(tmp_path: Path) -> None:
+    """Torch itself raises in isfinite of more than 64, without a word about the file."""
+    write_tensors(tmp_path / "x.safetensors", "thing", {"a": torch.zeros([1] * 70)}, {})
+    with pytest.raises(BadFileError, match="'a' has more than 16 dimensions"):
+        read_tensors(tmp_path / "x.safetensors", "thing")
+
+
 def test_a_failed_write_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "x.json"
     write_atomically(target, b"old")

@@ -20,6 +20,8 @@ MAX_BYTES = 16 * 2**30
 _KEY = "gradveil"
 DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"})
 """The types of the tensors that are read, by their names in safetensors."""
+MOST_DIMENSIONS = 16
+"""No tensor of a model or a batch has more, and torch cannot compute with one of over 64."""
 Shapes = dict[str, tuple[int, ...]]
 Check = Callable[[Json, Shapes], None]
 """Looks at the header's meta and at every tensor's shape before any tensor is loaded, and raises if they cannot be."""
@@ -73,6 +75,8 @@ def _read(
             for name, part in slices.items():
                 if part.get_dtype() not in dtypes:
                     raise BadFileError(f"{path}: tensor {name!r} is of type {part.get_dtype()}, which is not read here")
+                if len(part.get_shape()) > MOST_DIMENSIONS:
+                    raise BadFileError(f"{path}: tensor {name!r} has more than {MOST_DIMENSIONS} dimensions")
             if check is not None:
                 check(meta, {name: tuple(part.get_shape()) for name, part in slices.items()})
             return {name: file.get_tensor(name) for name in slices}, meta
