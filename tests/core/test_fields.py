@@ -40,6 +40,8 @@ class Dashed(Plan):
         ({"most": True}, "most is a whole number of at least 1, not True"),
         ({"nam": "y"}, "a plan has no field 'nam'; did you mean name?"),
         ({"self": 1}, "a plan has no field 'self'; there are: name, way, again, rate, most"),
+        ({"\ud800": 1}, "a plan has a field whose name is no text"),
+        ({"a" * 500: 1}, f"a plan has no field '{'a' * 56}...; there are: name, way, again, rate, most"),
         ({"name": [0] * 99}, f"name is a text, not {str([0] * 99)[:57]}..."),
         ({"name": 10**5000}, "name is a text, not a number of thousands of digits"),
     ],

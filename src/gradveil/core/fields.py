@@ -37,11 +37,13 @@ class Fields(BaseModel):
     @classmethod
     def _complaint(cls, error: ValidationError) -> str:
         first, known = error.errors()[0], cls.model_fields
+        if not first["loc"]:  # a half of a character, which pydantic cannot look up
+            return f"a {cls.__name__.lower()} has a field whose name is no text"
         name = str(first["loc"][0])
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-            return f"a {cls.__name__.lower()} has no field {name!r}; {hint}"
+            return f"a {cls.__name__.lower()} has no field {shown(name)}; {hint}"
         spelled = name.replace("_", "-") if cls.dashed else name
         helped = cls.model_config.get("use_attribute_docstrings", False)
         meaning = known[name].title or (None if helped else known[name].description) or _kind(known[name])
