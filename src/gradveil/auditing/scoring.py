@@ -75,7 +75,7 @@ class Judge:
             truth,
             guess,
             gallery=private.gallery,
-            truth_index=torch.arange(len(truth)),
+            truth_index=private.places,
             lpips=self.lpips,
             representation=representation(copy.deepcopy(module).cpu(), self.domain),
         )
