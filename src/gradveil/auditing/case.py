@@ -22,7 +22,7 @@ from gradveil.data import DATASETS
 from gradveil.defenses import DEFENSES
 from gradveil.threat import threat_model
 
-RESULTS = 4
+RESULTS = 5
 """Raised when a change of the code changes results, so that saved rows of older code are not taken for new ones."""
 LARGEST_FILE = 2**20
 
@@ -58,7 +58,7 @@ class Case(BaseModel):
     """Defense, such as noise:sigma=0.1, or pkg.module:Class. Repeatable."""
     attacks: Attacks = ()
     """Attack, such as ig:tv=0.01, or pkg.module:Class. Repeatable; default: the suite that the budget names."""
-    threat: str = "C"
+    threat: str = "D"
     """Threat model A to H, with extras as in C+labels."""
     images: int = Field(default=4, ge=1)
     """How many private images."""

@@ -15,10 +15,9 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.attacks.informed import Informed, answers
 from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Row, SavedTraining, Trace
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
-from gradveil.auditing.flags import awareness_of, explained, flagged
+from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, ranked, unscored
 from gradveil.auditing.sources import OWN, AuditPlan, Cell, simulated
@@ -141,14 +140,15 @@ def assemble(
 ) -> Audit:
     """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
+    judged = verdicts(marked, costs(case.training))
     return Audit(
         complete=complete,
         case=case.as_json(),
         environment=environment(case.device),
         rows=marked,
-        verdicts=verdicts(marked, costs(case.training)),
+        verdicts=judged,
         trainings=trainings,
-        flags=explained(marked),
+        flags=explained(marked, judged),
         grades=GRADES,
         left_out=dict(left_out or {}),
     )
@@ -247,7 +247,8 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
         tampering = [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
     judged = judge.judge(private, found, cell.module(), cell.owners) if private and judge else unscored(found)
-    ranking = None if private is None else ranked(found, private.index, seen.candidates)
+    listed = None if private is None else private.listed
+    ranking = None if listed is None else ranked(found, listed, seen.candidates)
     return Row(
         **dict(judged),
         **dict(ranking or {}),
@@ -271,7 +272,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         statistics_given=seen.statistics is not None,
         # Whether a client of this recipe has running statistics to send beside its update.
         statistics_sent=seen.recipe is not None and seen.recipe.train_mode and bool(running_statistics(seen.module)),
-        counter_moves=answers(seen) if isinstance(cell.attack, Informed) and not prior_only else None,
+        counter_moves=None if prior_only else counter_moves(cell.attack, seen),
         trace=Trace(steps=found[0].steps, objective=tuple(one.trace for one in found)),
         files=Files(
             reconstruction=store.relative(path),
