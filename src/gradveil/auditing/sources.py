@@ -308,7 +308,9 @@ class Simulation:
                 private=lambda: private,
                 module=lambda: self.broadcast(name, defense).module,
                 keep=reshaped is None or all(split_spec(link)[0] in DEFENSES for link in DEFENSES.links(reshaped)),
-                origin=Origin() if prior_only or rounds[name] == (1,) else Origin(stage=f"round {number}", round=number),
+                origin=Origin()
+                if prior_only or rounds[name] == (1,)
+                else Origin(stage=f"round {number}", round=number),
             )
 
         crossed = [cell(spec, name, number) for spec in attacks for name in fitting for number in rounds[name]]
