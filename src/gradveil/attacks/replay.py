@@ -7,17 +7,19 @@ update is learnt from its own replies about candidates, in several ways:
   length apart;
 - *by entries*: what becomes of an entry depends on the entry that the client had, in a way that is the same for all
   candidates: its mean and its spread are read from all of them. The entry may count as it is, or in units of its update
-  or of its tensor.
+  or of its tensor;
+- *by lengths*: the same for the length of each tensor.
 
 Which way fits is tried out: a reply of each candidate is kept back, and the way counts that names most of them. The
-truth has no part in that. A defense that draws nothing needs one reply of each candidate, and the distance to it.
+truth has no part in that. A defense that draws nothing needs one reply of each candidate, and the distance to it. Of
+noise on a gradient, clipped or not, the likelihood is known exactly, and nothing has to be run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -25,9 +27,9 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import ATTACKS, Attack, Reconstruction
-from gradveil.attacks.identify import RandomChoice, candidates_of, chosen
-from gradveil.attacks.parts.candidate_updates import group_size, groups, updates_for
-from gradveil.client import SimulatedClient
+from gradveil.attacks.identify import Identify, RandomChoice, candidates_of, chosen
+from gradveil.attacks.parts.candidate_updates import group_size, groups, updates_for, with_labels
+from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.seeding import generator
@@ -35,7 +37,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import stack
 from gradveil.core.types import Params
 from gradveil.data import ImageSet
-from gradveil.defenses import Chain
+from gradveil.defenses import DP, Chain, Clip, ClipExamples, Defense, Noise, PublicData
 from gradveil.engine import without_tf32
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -51,6 +53,11 @@ ROUNDING = 1e-4
 TINY = 1e-30
 FEW = 3
 """Of so many candidates two replies are compared, to see whether the defense draws random numbers."""
+EXACT = (Noise, Clip, ClipExamples, DP)
+"""Defenses through which the likelihood of a gradient is known exactly."""
+LONG, SHORT = 300, 30
+"""A list with more entries is long: what a random defense does is learnt from so many of them, and the others are
+ranked by it without a reply of theirs. Where replies do better, the best few of each list are run."""
 FEWER_ENTRIES = 2**12
 """The same for batches, of which many sets are tried."""
 SETS, KEPT = 120, 8
@@ -94,11 +101,11 @@ class Sketcher:
         return Sketch(entries, {name: tensor.norm(dim=1).cpu() for name, tensor in flat.items()})
 
 
-def _by_distance(seen: Sketch, draws: Sketch, plain: Sketch) -> Tensor:  # noqa: ARG001
-    """Of a defense that draws nothing: squared distances, each tensor in units of its own length."""
+def _by_distance(seen: Sketch, replies: Sketch) -> Tensor:
+    """[N, m]: squared distances to one reply of each candidate, each tensor in units of its own length."""
     total = torch.zeros(())
     for name, own in seen.entries.items():
-        away = torch.cdist(own, draws.entries[name][:, 0], compute_mode="donot_use_mm_for_euclid_dist").square()
+        away = torch.cdist(own, replies.entries[name], compute_mode="donot_use_mm_for_euclid_dist").square()
         total = total + away / (own.square().sum(dim=1, keepdim=True) + TINY)
     return total
 
@@ -168,6 +175,33 @@ class EntryModel:
         return total
 
 
+@dataclass(frozen=True)
+class LengthModel:
+    """What becomes of the length of each tensor, by its length without the defense: a line through their logarithms."""
+
+    lines: dict[str, tuple[Tensor, ...]]
+    """By name: middle before and after, slope and spread."""
+
+    @classmethod
+    def fitted(cls, draws: Sketch, plain: Sketch) -> LengthModel:
+        lines: dict[str, tuple[Tensor, ...]] = {}
+        for name, own in draws.lengths.items():
+            y, x = (own + TINY).log(), (plain.lengths[name] + TINY).log()[:, None].expand_as(own)
+            along, varies = ((x - x.mean()) * (y - y.mean())).mean(), x.var(correction=0)
+            slope = along / varies if varies > TINY else torch.zeros_like(along)
+            spread = (y.var(correction=0) - slope * along).clamp(min=0) + ROUNDING**2
+            lines[name] = x.mean(), y.mean(), slope, spread
+        return cls(lines)
+
+    def scores(self, seen: Sketch, plain: Sketch) -> Tensor:
+        """[N, m]: how badly the lengths of updates without a defense, [m], explain those of replies, [N]."""
+        total = torch.zeros(())
+        for name, (mean_x, mean_y, slope, spread) in self.lines.items():
+            expected = mean_y + slope * ((plain.lengths[name] + TINY).log() - mean_x)
+            total = total + ((seen.lengths[name] + TINY).log()[:, None] - expected).square() / spread
+        return total
+
+
 def _units(plain: Sketch, name: str, unit: Unit) -> Tensor:
     """[m, 1]: what an entry of each update is measured in."""
     if unit == "tensor":
@@ -181,6 +215,10 @@ def _by_entries(seen: Sketch, draws: Sketch, plain: Sketch, *, unit: Unit) -> Te
     return EntryModel.fitted(draws, plain, unit).scores(seen, plain, _often(draws))
 
 
+def _by_lengths(seen: Sketch, draws: Sketch, plain: Sketch) -> Tensor:
+    return LengthModel.fitted(draws, plain).scores(seen, plain)
+
+
 def _often(draws: Sketch) -> Params:
     """By name, [m]: the share of draws in which a tensor is sent; never quite none or all."""
     return {name: ((own > 0).sum(dim=1) + 0.5).double() / (own.shape[1] + 1) for name, own in draws.lengths.items()}
@@ -191,14 +229,18 @@ WAYS: dict[str, Way] = {
     "draws": partial(_by_draws, apart=False),
     "draws, lengths apart": partial(_by_draws, apart=True),
     **{f"entries by {unit}": partial(_by_entries, unit=unit) for unit in UNITS},
+    "lengths": _by_lengths,
 }
+LEARNT = tuple(name for name in WAYS if not name.startswith("draws"))
+"""Ways that rank a candidate without a reply of its own."""
 
 
-def _fitting(draws: Sketch, plain: Sketch) -> str:
+def _fitting(draws: Sketch, plain: Sketch, ways: Sequence[str] = tuple(WAYS)) -> str:
     """The way that names most candidates by a reply of theirs that was kept back, in doubt the surest."""
     kept, rest = draws.take((slice(None), 0)), draws.take((slice(None), slice(1, None)))
     found = {}
-    for name, way in WAYS.items():
+    for name in ways:
+        way = WAYS[name]
         scores = way(kept, rest, plain)
         places = (scores <= scores.diagonal()[:, None]).sum(dim=1)
         found[name] = (float((places == 1).double().mean()), -float(places.double().log().mean()))
@@ -206,7 +248,10 @@ def _fitting(draws: Sketch, plain: Sketch) -> str:
 
 
 class BlackBox:
-    """The defense as the adversary runs it: what a simulated client replies about candidates."""
+    """The defense as the adversary runs it: what a simulated client replies about candidates.
+
+    A client answers all rounds up to the one that was seen, with the same candidate: a memory is of its own data.
+    """
 
     def __init__(
         self, client: SimulatedClient, one: Observation, known: ImageSet, entries: int, progress: Progress
@@ -224,24 +269,77 @@ class BlackBox:
                 parts.append(self.sketch(updates(batch.inputs, batch.labels)))
         return _joined(parts)
 
+    def replies(self, sets: Sequence[Sequence[int]], time: int) -> Sketch:
+        """[sets]: one reply about each batch of candidates; other ``time``, other draws."""
+        parts = []
+        with self._progress.task("replay", len(sets)) as task, without_tf32():
+            for group in groups(len(sets), self._together):
+                batches = [self._known.batch(list(places)).to(self._device) for places in sets[group]]
+                # to the defense, the examples of its own client are private and all others are public
+                self._client.public = PublicData(torch.cat([batch.inputs for batch in batches]))
+                streams = [partial(Stream.seeded, 0, "replay", time, *places) for places in sets[group]]
+                found = replies_in_round(self._client, self._one.sent, batches, streams, self._one.round_number)
+                parts.append(self.sketch(stack([reply.update for reply in found])))
+                task.advance(len(batches))
+        return _joined(parts)
+
+    @property
+    def _together(self) -> int:
+        return group_size(self._one.sent) if self._client.defense.batches_clients else 1
+
+    def is_random(self, sets: Sequence[Sequence[int]]) -> bool:
+        """Whether two replies about the same candidates differ."""
+        few, again = (self.replies(sets[:FEW], time) for time in (0, 1))
+        return any(not torch.equal(own, again.entries[name]) for name, own in few.entries.items())
+
     def draws(self, sets: Sequence[Sequence[int]], times: int) -> Sketch:
-        """[sets, n]: replies about batches of candidates. A defense that draws nothing is asked once."""
-        with self._progress.task("replay", times * len(sets)) as task, without_tf32():
-
-            def replies(chosen: Sequence[Sequence[int]], time: int) -> Sketch:
-                parts = []
-                for number, places in enumerate(chosen):
-                    batch = self._known.batch(list(places)).to(self._device)
-                    reply = self._client.reply(self._one.sent, batch, Stream.seeded(0, "replay", time, number))
-                    parts.append(self.sketch({name: tensor[None] for name, tensor in reply.update.items()}))
-                    task.advance()
-                return _joined(parts)
-
-            few, again = (replies(sets[:FEW], time) for time in (0, 1))
-            drawn = any(not torch.equal(own, again.entries[name]) for name, own in few.entries.items())
-            each = [replies(sets, time) for time in range(times if drawn else 1)]
+        """[sets, times]: several replies about batches of candidates."""
+        each = [self.replies(sets, time) for time in range(times)]
         trees = ([getattr(one, kind) for one in each] for kind in ("entries", "lengths"))
         return Sketch(*({name: torch.stack([one[name] for one in tree], dim=1) for name in tree[0]} for tree in trees))
+
+    def distances(self, seen: Sketch) -> Tensor:
+        """[N, m]: how far each candidate's reply is from what was seen, of a defense that draws nothing."""
+        places = [[place] for place in range(len(self._known))]
+        parts = [_by_distance(seen, self.replies(places[group], 0)) for group in groups(len(places), LONG)]
+        return torch.cat(parts, dim=1)
+
+    def likelihoods(self, seen: Sketch, times: int) -> tuple[Tensor, str]:
+        """[N, m]: how badly each candidate explains what was seen, of a defense that draws, and the way they compare.
+
+        In a long list, those that come first by what was learnt from some candidates are run, if that does better.
+        """
+        plain, count = self.plain(), len(self._known)
+        if count <= LONG:
+            draws = self.draws([[place] for place in range(count)], times)
+            way = _fitting(draws, plain)
+            return WAYS[way](seen, draws, plain), way
+        some = torch.randperm(count, generator=generator(0, "replay some"))[:LONG].sort().values
+        draws, few = self.draws([[place] for place in some.tolist()], times), plain.take(some)
+        way, cheap = _fitting(draws, few), _fitting(draws, few, LEARNT)
+        scores = _learnt(cheap, seen, draws, few, plain)
+        if way == cheap:
+            return scores, f"{way} of {LONG} candidates"
+        best = scores.argsort(dim=1)[:, :SHORT].unique()
+        again = self.draws([[place] for place in best.tolist()], times)
+        finals = WAYS[way](seen, again, plain.take(best))
+        # all others rank behind those that were run
+        scores = scores - scores.amin(dim=1, keepdim=True) + finals.amax(dim=1, keepdim=True) + 1
+        return scores.index_copy(1, best, finals), f"{way}, the best by {cheap}"
+
+
+def _learnt(way: str, seen: Sketch, draws: Sketch, some: Sketch, plain: Sketch) -> Tensor:
+    """[N, m]: scores of all by their updates ``plain`` [m], learnt from draws [n, times] about ``some`` [n] of them."""
+    if way == "lengths":
+        return LengthModel.fitted(draws, some).scores(seen, plain)
+    model = next(EntryModel.fitted(draws, some, unit) for unit in UNITS if way == f"entries by {unit}")
+    often = {name: own.mean(dim=0, keepdim=True) for name, own in _often(draws).items()}
+    parts = [model.scores(seen, plain.take(group), often) for group in groups(len(_first(plain)), LONG)]
+    return torch.cat(parts, dim=1)
+
+
+def _first(sketch: Sketch) -> Tensor:
+    return next(iter(sketch.lengths.values()))
 
 
 def _joined(parts: Sequence[Sketch]) -> Sketch:
@@ -328,7 +426,7 @@ class Replay(Attack):
             )
 
     def kind_of(self, one: Observation) -> Hashable:
-        return one.defense
+        return one.defense, one.round_number
 
     def prior_only(self) -> Attack | None:
         return RandomChoice(candidates=self.candidates)
@@ -341,20 +439,28 @@ class Replay(Attack):
             raise GradveilError(
                 f"defense {one.defense!r} is a name alone here, and cannot be run: give the object itself"
             )
+        if one.kind == "gradient" and _exactly_known(built):
+            found = Identify(candidates=self.candidates).run(seen, seeds=seeds, progress=progress)
+            return [replace(other, strategy="the likelihood is known, nothing was run") for other in found]
         client = SimulatedClient(one.module, recipe=one.recipe, defense=Chain(built), loss=one.loss)
-        size = min(one.batch_size or 1, len(known))
-        box = BlackBox(client, one, known, ENTRIES if size == 1 else FEWER_ENTRIES, progress)
+        tried, size = with_labels(known, seen), min(one.batch_size or 1, len(known))
+        box = BlackBox(client, one, tried.entries, ENTRIES if size == 1 else FEWER_ENTRIES, progress)
         replies = box.sketch(stack([other.reply for other in seen]))
         if size > 1:
-            search = SetSearch(box, len(known), size)
+            search = SetSearch(box, len(tried.entries), size)
             way = f"sets, entries by {search.model.unit}"
             scores = torch.stack([search.scores(replies.take(slice(i, i + 1))) for i in range(len(seen))])
+        elif box.is_random([[place] for place in range(min(FEW, len(known)))]):
+            scores, way = box.likelihoods(replies, self.draws)
         else:
-            draws, plain = box.draws([[place] for place in range(len(known))], self.draws), box.plain()
-            repeats = next(iter(draws.lengths.values())).shape[1] == 1
-            way = "distance" if repeats else _fitting(draws, plain)
-            scores = (_by_distance if repeats else WAYS[way])(replies, draws, plain)
-        found = []
-        for own, seed in zip(scores, seeds, strict=True):
-            found.append(chosen(known, own, known.labels, size, seed, f"replayed, compared by {way}"))
-        return found
+            scores, way = box.distances(replies), "distance"
+        return [
+            chosen(known, own, labels, size, seed, f"replayed, compared by {way}")
+            for own, labels, seed in zip(*tried.best(scores), seeds, strict=True)
+        ]
+
+
+def _exactly_known(links: Sequence[Defense]) -> bool:
+    """Whether the likelihood through all links is known: some noise, and nothing but noise and clipping."""
+    noisy = any(isinstance(link, Noise | DP) for link in links)
+    return noisy and all(type(link) in (*EXACT, Defense) for link in links)

@@ -62,6 +62,8 @@ class Case(BaseModel):
     """Threat model A to H, with extras as in C+labels."""
     images: int = Field(default=4, ge=1)
     """How many private images."""
+    in_rounds: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = ()
+    """Look at clients in this round. Repeatable; default: the first, and later ones that a defense treats otherwise."""
     every: int = Field(default=1, ge=1)
     """Take every k-th image of the data set, from its first."""
     batch_size: int = Field(default=1, ge=1)
@@ -114,10 +116,12 @@ class Case(BaseModel):
         """The budget, with the case's own number of restarts where it gives one."""
         return _effort(self.budget, self.restarts)
 
-    def digest(self, attack: str, defense: str, *, prior_only: bool) -> str:
+    def digest(self, attack: str, defense: str, *, prior_only: bool, round_number: int = 1) -> str:
         """Of a row: the same for equal plans, and different as soon as anything differs that the row depends on."""
         plan = self.as_json()
-        del plan["attacks"], plan["defenses"], plan["training"], plan["unfit"]
+        del plan["attacks"], plan["defenses"], plan["training"], plan["unfit"], plan["in_rounds"]
+        if round_number > 1 and not prior_only:
+            plan["round"] = round_number
         plan |= {"attack": attack, "prior_only": prior_only, "results": RESULTS}
         plan |= {"defense": "" if prior_only else defense, "effort": asdict(self.effort())}
         return _digest(plan)

@@ -111,10 +111,10 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         check_options(models.split_front(case.model)[1])  # it may be a stranger's, and ask for all memory there is
         plan = simulated(case, progress=progress)
         # Not by digest: an audit may have run on another device, or in an older Gradveil.
-        cells = {(cell.prior_only, cell.spec, cell.defense): cell for cell in plan.cells}
+        cells = {(cell.prior_only, cell.spec, cell.defense, cell.origin.round): cell for cell in plan.cells}
     judge, rows = _judge(plan, progress), []
     for old in audit.rows:
-        key = (old.is_prior, old.prior_of or old.attack, old.defense)
+        key = (old.is_prior, old.prior_of or old.attack, old.defense, old.round)
         cell = cells.get(old.digest) or cells.get(key)
         if cell is None:
             raise GradveilError(f"the exchanges behind {folder} have changed: audit them anew into another --out")
@@ -185,7 +185,7 @@ def _of_one_kind(batch: Sequence[Cell], store: Store, written: set[Path]) -> lis
     for cell in batch:
         seen = cell.exchange().observations
         parts.setdefault(cell.search.kind_of(seen[0]), []).append(cell)
-        path = store.observation(cell.defense, cell.crafted_by)
+        path = store.observation(cell.clients, cell.crafted_by)
         if cell.paths or not cell.keep or path in written:
             continue
         written.add(path)
@@ -193,7 +193,7 @@ def _of_one_kind(batch: Sequence[Cell], store: Store, written: set[Path]) -> lis
         for one in seen:
             alike.setdefault(broadcasts(one), []).append(one)
         for number, same in enumerate(alike.values()):
-            save_observations(store.observation(cell.defense, cell.crafted_by, number), same)
+            save_observations(store.observation(cell.clients, cell.crafted_by, number), same)
     return list(parts.values())
 
 
@@ -291,7 +291,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         trace=Trace(steps=found[0].steps, objective=tuple(one.trace for one in found)),
         files=Files(
             reconstruction=store.relative(path),
-            observation=store.relative(store.observation(cell.defense, cell.crafted_by)) if kept else None,
+            observation=store.relative(store.observation(cell.clients, cell.crafted_by)) if kept else None,
             observations=cell.paths,
             truth=None if private is None else store.relative(truth),
         ),

@@ -23,7 +23,7 @@ from gradveil.auditing.audit import SavedTraining
 from gradveil.auditing.case import Case, ObservedCase, distinct, make_case
 from gradveil.auditing.suites import SuiteSetting, suite
 from gradveil.auditing.verdict import costs
-from gradveil.client import SimulatedClient, cross_entropy
+from gradveil.client import SimulatedClient, Streams, cross_entropy, replies_in_round, rounds_to_audit
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import describe_object, split_spec
@@ -32,7 +32,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import UNKNOWN, ImageSet, MemoryImages, load
-from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, links_of
+from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, fresh, links_of
 from gradveil.defenses.public import SHIPPED
 from gradveil.domains import Domain
 from gradveil.threat import Knowledge, Observation, observe, threat_model
@@ -83,7 +83,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where saved exchanges come from: fields of their row."""
+    """Where saved exchanges come from, or in which round simulated clients were looked at: fields of their row."""
 
     training: str | None = None
     stage: str | None = None
@@ -132,8 +132,13 @@ class Cell:
         return self.spec if self.attack.crafts else None
 
     @property
+    def clients(self) -> str:
+        """Which of the simulated clients these are: those of a defense, in a round where there are several."""
+        return self.defense if self.origin.stage is None else f"{self.defense} {self.origin.stage}"
+
+    @property
     def title(self) -> str:
-        where = self.defense if self.origin.stage is None else self.origin.stage
+        where = self.clients if self.origin.training is None else self.origin.stage
         return f"{self.spec} without the update" if self.prior_only else f"{self.spec} on {where}"
 
 
@@ -254,7 +259,7 @@ class Simulation:
     loss: Loss = cross_entropy
     progress: Progress = SILENT
     _broadcasts: dict[str | None, Crafted] = field(default_factory=dict)
-    _exchanges: dict[tuple[str, int], Exchange] = field(default_factory=dict)
+    _exchanges: dict[tuple[str, int, int], Exchange] = field(default_factory=dict)
 
     def plan(self, defenses: Mapping[str, Defense], attacks: Mapping[str, Attack]) -> AuditPlan:
         """Every attack on every defense, and after them each attack's prior alone, where it has one."""
@@ -281,13 +286,16 @@ class Simulation:
                 if case.unfit == "refuse":
                     raise
                 left_out[name] = str(error)
-        fitting = {name: defense for name, defense in defenses.items() if name not in left_out}
+        # copies: what a defense of the caller has done before, or does now, is nobody else's
+        fitting = {name: fresh(defense) for name, defense in defenses.items() if name not in left_out}
         if not fitting:
             raise GradveilError(f"no defense of the case can work on {case.model}: {next(iter(left_out.values()))}")
         case = case.model_copy(update={"attacks": tuple(attacks), "defenses": tuple(fitting)})
         seeds = [derive(case.seed, "attack", i) for i in range(case.images // case.batch_size)]
 
-        def cell(spec: str, name: str, *, prior_only: bool) -> Cell:
+        rounds = {name: case.in_rounds or self.rounds(name, defense) for name, defense in fitting.items()}
+
+        def cell(spec: str, name: str, number: int = 1, *, prior_only: bool = False) -> Cell:
             attack, defense = attacks[spec], fitting[name]
             reshaped = DEFENSES.reshaping(name, defense)
             return Cell(
@@ -295,16 +303,19 @@ class Simulation:
                 attack=attack,
                 defense=name,
                 prior_only=prior_only,
-                digest=case.digest(spec, name, prior_only=prior_only),
+                digest=case.digest(spec, name, prior_only=prior_only, round_number=number),
                 broadcast=reshaped,
                 seeds=seeds,
-                exchange=lambda: self.exchange(name, defense, attack if attack.crafts else None),
+                exchange=lambda: self.exchange(name, defense, attack if attack.crafts else None, number),
                 private=lambda: private,
                 module=lambda: self.broadcast(name, defense).module,
                 keep=reshaped is None or all(split_spec(link)[0] in DEFENSES for link in DEFENSES.links(reshaped)),
+                origin=Origin()
+                if prior_only or rounds[name] == (1,)
+                else Origin(stage=f"round {number}", round=number),
             )
 
-        crossed = [cell(spec, name, prior_only=False) for spec in attacks for name in fitting]
+        crossed = [cell(spec, name, number) for spec in attacks for name in fitting for number in rounds[name]]
         searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
         alone = [cell(spec, case.defenses[0], prior_only=True) for spec in searching]
         return AuditPlan(case=case, cells=crossed + alone, domain=data.domain, private=private, left_out=left_out)
@@ -378,28 +389,40 @@ class Simulation:
             self._broadcasts[key] = Crafted(module, self.case.model, models.trained_parameters(module), ())
         return self._broadcasts[key]
 
-    def exchange(self, name: str, defense: Defense, crafting: Attack | None) -> Exchange:
+    def rounds(self, name: str, defense: Defense) -> tuple[int, ...]:
+        """The rounds in which clients of a defense are looked at."""
+        batch = self.private.batch.take(slice(self.case.batch_size)).to(self.case.device)
+        public, honest = PublicData(self.private.batch.inputs), self.broadcast(name, defense)
+        client = SimulatedClient(honest.module, recipe=self.case.recipe, defense=defense, loss=self.loss, public=public)
+        return rounds_to_audit(client, detached(honest.sent), batch)
+
+    def exchange(self, name: str, defense: Defense, crafting: Attack | None, round_number: int = 1) -> Exchange:
         """What is seen of the clients of one defense, who get the honest broadcast or what an attack crafts from it."""
-        key = (name, id(crafting))
+        key = (name, id(crafting), round_number)
         if key in self._exchanges:
             return self._exchanges[key]
         case, data, threat = self.case, self.data, threat_model(self.case.threat)
         starts = range(0, case.images, case.batch_size)
         batches = [self.private.batch.take(slice(i, i + case.batch_size)).to(case.device) for i in starts]
-        log, drew, public = Log(), False, PublicData(self.private.batch.inputs)
+        log, drawn, public = Log(), list[Stream](), PublicData(self.private.batch.inputs)
         candidates, without = map(self.candidates, self.lists)
         honest = self.broadcast(name, defense)
 
         def replies(got: Crafted, numbers: Sequence[int], question: int = 0) -> list[Observation]:
             """What is seen of the clients of these numbers when they get this broadcast."""
-            nonlocal drew
-            again = [question] if question else []
-            rngs = [Stream.seeded(case.seed, "defense", name, number, *again) for number in numbers]
+
+            def streams(number: int) -> Streams:
+                def stream(now: int) -> Stream:
+                    again = [*([question] if question else []), *([f"round {now}"] if now > 1 else [])]
+                    drawn.append(Stream.seeded(case.seed, "defense", name, number, *again))
+                    return drawn[-1]
+
+                return stream
+
             client = SimulatedClient(got.module, recipe=case.recipe, defense=defense, loss=self.loss, public=public)
             # copies: a defense that edits what it gets in place must not change the truth, or what others are sent
             own = [Batch(batches[i].inputs.clone(), batches[i].labels.clone()) for i in numbers]
-            sent_back = client.replies(detached(got.sent), own, rngs)
-            drew = drew or any(rng.draws > 0 for rng in rngs)
+            sent_back = replies_in_round(client, detached(got.sent), own, [*map(streams, numbers)], round_number)
             task.advance(len(numbers))
             seen = []
             for number, reply in zip(numbers, sent_back, strict=True):
@@ -419,6 +442,7 @@ class Simulation:
                         crafted=got.tampered,
                         candidates=candidates,
                         loss=self.loss,
+                        round_number=round_number,
                     )
                 )
             return seen
@@ -432,7 +456,7 @@ class Simulation:
                 server = Server(honest.module, case.model, honest.sent, data.domain, known)
                 asked = [lambda got, question, i=i: replies(got, [i], question)[0] for i in range(count)]
                 seen = interrogate(crafting, server, asked, derive(case.seed, "craft"))
-        self._exchanges[key] = Exchange(seen, log.means(), drew, without)
+        self._exchanges[key] = Exchange(seen, log.means(), any(rng.draws > 0 for rng in drawn), without)
         return self._exchanges[key]
 
 

@@ -152,7 +152,7 @@ def _print_summary(result: Audit, page: Path) -> None:
     for title in (*(["stage"] if observed else []), *(metric.in_summary for metric in metrics), "seconds"):
         table.add_column(title, justify="right")
     for row in result.rows:
-        defense, attack = row.defense, row.attack
+        defense, attack = row.defense if observed or row.stage is None else f"{row.defense}, {row.stage}", row.attack
         training, stage = row.training or NOT_AVAILABLE, row.stage or NOT_AVAILABLE
         if row.is_prior:
             defense = training = stage = "any"

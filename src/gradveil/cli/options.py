@@ -27,9 +27,9 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "defense": DEFENSES,
     "defenses": DEFENSES,
 }
-_RENAMED = {"attacks": "attack", "defenses": "defense"}
+_RENAMED = {"attacks": "attack", "defenses": "defense", "in_rounds": "in_round"}
 """Options that may be repeated are named after one value."""
-_METAVARS = {"observations": "DIR", "training": "DIR", "tap": "CLIENT@ROUND"}
+_METAVARS = {"observations": "DIR", "training": "DIR", "tap": "CLIENT@ROUND", "in_rounds": "NUMBER"}
 
 
 def options_from(*models: type[BaseModel], leave_out: Collection[str] = ()) -> Callable[[Command], Command]:

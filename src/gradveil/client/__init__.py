@@ -4,6 +4,7 @@ from gradveil.client.client import ClientRun, OnSuspicion, Reply, SimulatedClien
 from gradveil.client.guard import Guard, protect
 from gradveil.client.inspection import CHECKS, Finding, Inspection, inspect
 from gradveil.client.local import LocalRun, local_update, mini_batches
+from gradveil.client.rounds import Streams, replies_in_round, rounds_to_audit
 from gradveil.client.updates import defend_update
 from gradveil.core.types import cross_entropy
 from gradveil.engine import Gradient, Request
@@ -21,11 +22,14 @@ __all__ = [
     "Request",
     "SimulatedClient",
     "StatisticsAfter",
+    "Streams",
     "cross_entropy",
     "defend_update",
     "inspect",
     "local_update",
     "mini_batches",
     "protect",
+    "replies_in_round",
+    "rounds_to_audit",
     "running_statistics",
 ]

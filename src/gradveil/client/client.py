@@ -91,11 +91,14 @@ class SimulatedClient:
         """Train from the broadcast parameters on the private batch and return the reply."""
         return self.start(sent, batch, rng, round_number=round_number).finish()
 
-    def replies(self, sent: Mapping[str, Tensor], batches: Sequence[Batch], rngs: Sequence[Stream]) -> list[Reply]:
+    def replies(
+        self, sent: Mapping[str, Tensor], batches: Sequence[Batch], rngs: Sequence[Stream], *, round_number: int = 1
+    ) -> list[Reply]:
         """What clients alike reply to one broadcast, each for its own batch: side by side where their defense gains."""
+        pairs = zip(batches, rngs, strict=True)
         if self.recipe.sends != "gradient" or not self.defense.batches_clients:
-            return [self.start(sent, batch, rng).finish() for batch, rng in zip(batches, rngs, strict=True)]
-        runs = [self.start(sent, batch, rng) for batch, rng in zip(batches, rngs, strict=True)]
+            return [self.reply(sent, batch, rng, round_number=round_number) for batch, rng in pairs]
+        runs = [self.start(sent, batch, rng, round_number=round_number) for batch, rng in pairs]
         results = [run.request().evaluate() for run in runs]
         steps = [run.step(value) for run, (_, value) in zip(runs, results, strict=True)]
         hidden = self.defense.on_gradients([gradient for gradient, _ in results], steps)

@@ -9,9 +9,11 @@ from gradveil.defenses.base import (
     Log,
     Step,
     Transform,
+    can_remember,
     check_model,
     check_result,
     defended_step,
+    fresh,
     links_of,
 )
 from gradveil.defenses.censor import Censor
@@ -29,5 +31,5 @@ from gradveil.defenses.sparsify import Sparsify
 __all__ = [
     "ATS", "DCS2", "DEFENSES", "DP", "Censor", "Chain", "Clip", "ClipExamples", "DCS2Plus", "Defense", "GradDefense",
     "Ledger", "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform",
-    "check_model", "check_result", "defended_step", "links_of",
+    "can_remember", "check_model", "check_result", "defended_step", "fresh", "links_of",
 ]  # fmt: skip

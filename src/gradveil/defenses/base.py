@@ -5,13 +5,14 @@ Chains of defenses and their registry are here as well: ``clip:bound=4+noise:sig
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import reduce
 from itertools import combinations
 from typing import Any, ClassVar, Literal, cast
@@ -111,7 +112,9 @@ class Defense:
     """Sends everything as it is. Overrides return new objects and never edit an argument in place.
 
     Instances hold options and nothing that changes: what one round needs to remember is made by ``for_round``. Those
-    of Gradveil are frozen dataclasses, whose fields are the options; a plain class does as well.
+    of Gradveil are frozen dataclasses, whose fields are the options; a plain class does as well. What an instance keeps
+    from round to round all the same is taken into account by audits: each client has a copy of its own. Secrets come
+    from ``rng``: what an instance holds when it is made is known to everybody who knows the defense.
 
     Which hook runs where:
 
@@ -182,6 +185,10 @@ class Defense:
 
     def check_steps(self, steps: int) -> None:
         """Raise a GradveilError if an example would take part in more steps than planned."""
+
+    def schedule(self) -> tuple[int, ...]:
+        """Rounds after the first from which on it does something else: audits look at each of them."""
+        return ()
 
     def check(self, model: nn.Module) -> None:
         """Raise a GradveilError that names the fix if this defense cannot work on this model."""
@@ -320,6 +327,9 @@ class Chain(Defense):
         for link in self.links:
             link.check_steps(steps)
 
+    def schedule(self) -> tuple[int, ...]:
+        return tuple(number for link in self.links for number in link.schedule())
+
     def check(self, model: nn.Module) -> None:
         for link in self.links:
             link.check(model)
@@ -360,6 +370,32 @@ def _changes_gradients(link: Defense) -> bool:
 def links_of(defense: Defense) -> list[Defense]:
     """The defenses that a chain is made of, chains in it taken apart too; of any other defense itself."""
     return [part for link in defense.links for part in links_of(link)] if isinstance(defense, Chain) else [defense]
+
+
+def can_remember(defense: Defense) -> bool:
+    """Whether an instance can change while it works. A frozen dataclass of plain options cannot."""
+    plain = (bool, int, float, str, tuple, type(None))
+
+    def fixed(link: Defense) -> bool:
+        frozen = is_dataclass(link) and type(link).__dataclass_params__.frozen
+        return type(link) is Defense or (frozen and all(isinstance(value, plain) for value in vars(link).values()))
+
+    return not all(map(fixed, links_of(defense)))
+
+
+def fresh(defense: Defense) -> Defense:
+    """A copy that shares nothing with the defense, for one client or for the adversary.
+
+    Raises:
+        GradveilError: if it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(defense) if can_remember(defense) else defense
+    except (TypeError, RuntimeError) as error:
+        raise GradveilError(
+            f"{type(defense).__name__} cannot be copied ({error}), but each client needs a defense of its own: "
+            "make what it holds in for_round"
+        ) from None
 
 
 class DefenseRegistry(Registry[Defense]):

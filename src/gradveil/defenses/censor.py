@@ -72,6 +72,9 @@ class Censor(Defense):
         pool = self._public_pool(start)
         return self if pool is None else InRound(partial(self.censored, pool=pool))
 
+    def schedule(self) -> tuple[int, ...]:
+        return () if self.rounds is None else (self.rounds + 1,)
+
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.censored(gradient, step, self._public_pool(step))
 

@@ -34,7 +34,7 @@ def over_training(rows: Sequence[Row]) -> OverTraining | None:
     """The section, or None where no attack was scored in two rounds. Trainings go by their defense if that does it."""
     alike: dict[tuple[str, str | None], list[tuple[int, Row]]] = {}
     for row in rows:
-        if row.round is not None and row.identified is not None:
+        if row.training is not None and row.round is not None and row.identified is not None:
             alike.setdefault((row.attack, row.training), []).append((row.round, row))
     if all(len(members) < 2 for members in alike.values()):
         return None

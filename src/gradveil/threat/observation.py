@@ -49,7 +49,11 @@ class Observation:
     candidates: ImageSet | None = None
     """A list with the private examples somewhere among others. It is not saved: a file must not choose what is read."""
     built_defense: Defense | None = None
-    """The known defense itself, where it is available: one that is not registered cannot be built from its name."""
+    """The known defense itself, where it is available: one that is not registered cannot be built from its name.
+
+    It is as it was before any client used it: what it remembers of private examples is not known."""
+    round_number: int = 1
+    """How many broadcasts the client has answered with this one."""
 
     def known_links(self) -> list[tuple[str, Defense | None]]:
         """Each link of the known defense by its spec; None in the place of one that is a name alone."""
@@ -81,6 +85,7 @@ def observe(
     earlier: tuple[Observation, ...] = (),
     candidates: ImageSet | None = None,
     loss: Loss = cross_entropy,
+    round_number: int = 1,
 ) -> Observation:
     """What this threat model's adversary sees of one exchange. The only place where private facts are let through.
 
@@ -107,6 +112,7 @@ def observe(
         earlier=earlier,
         candidates=candidates if Knowledge.CANDIDATES in knows else None,
         loss=loss,
+        round_number=round_number,
     )
 
 

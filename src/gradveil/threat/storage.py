@@ -102,6 +102,7 @@ class Header(BaseModel):
     earlier: Annotated[int, Field(ge=0, le=1000), BeforeValidator(lambda count: 0 if count is None else count)] = 0
     loss: str | None = None
     """The name of a loss of the user's own."""
+    round_number: int = Field(default=1, ge=1, le=2**20)
 
     @classmethod
     def read(cls, path: Path, meta: Json) -> Header:
