@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +17,9 @@ from gradveil.defenses import DEFENSES, Defense
 from gradveil.domains import Domain
 from gradveil.models import batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
+
+PublicSource = Callable[[str | None], ImageSet]
+"""(the spec of a data set, or None for the usual one) -> its examples less all that may be private."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Observation:
     """A list with the private examples somewhere among others. It is not saved: a file must not choose what is read."""
     built_defense: Defense | None = None
     """The known defense itself, where it is available: one that is not registered cannot be built from its name."""
+    public: PublicSource | None = None
+    """Public examples where they are known, without any that may be private. Not saved, as candidates are not."""
 
     def known_links(self) -> list[tuple[str, Defense | None]]:
         """Each link of the known defense by its spec; None in the place of one that is a name alone."""
@@ -80,6 +86,7 @@ def observe(
     crafted: tuple[str, ...] = (),
     earlier: tuple[Observation, ...] = (),
     candidates: ImageSet | None = None,
+    public: PublicSource | None = None,
     loss: Loss = cross_entropy,
 ) -> Observation:
     """What this threat model's adversary sees of one exchange. The only place where private facts are let through.
@@ -106,6 +113,7 @@ def observe(
         crafted=crafted,
         earlier=earlier,
         candidates=candidates if Knowledge.CANDIDATES in knows else None,
+        public=public if Knowledge.PUBLIC_DATA in knows else None,
         loss=loss,
     )
 

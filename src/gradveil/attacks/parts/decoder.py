@@ -7,6 +7,7 @@ the update is near. Pairs that were held out of the training decide which of the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,14 +29,19 @@ FITTED = 4096
 """Updates that principal components are fitted on."""
 CODE, LOOKS = 64, 256
 """Principal components of pictures: of a picture that is rebuilt, and of one that is looked for."""
-EMBEDDED, WIDTH = 64, 512
+EMBEDDED = 64
+WIDTH = {"entries": 512, "norms": 256}
 BATCH = 256
-RATE, SMALL_RATE = 1e-3, 2e-3
-EPOCHS = {"entries": 10, "norms": 30}
+RATE = 1e-3
+PICTURE, LABEL = 4.0, 0.3
+"""How much the error of the picture and of the labels counts beside that of the embedding."""
+EPOCHS = {"entries": 8, "norms": 12}
 """Passes over the pairs, by model. That of norms has few inputs, and a pass of it takes little."""
 HELD_OUT = 1000
 LIST = 100
 """Length of the lists in which held-out pairs are looked for."""
+LARGEST = 2**24
+"""No size in a file is larger."""
 CLIPPED = 8.0
 """Deviations beyond which a number is cut off."""
 
@@ -56,16 +62,16 @@ class Sizes:
 class Body(nn.Module):
     """One model of an update, with what it says about the example, and the embedding of examples that goes with it."""
 
-    def __init__(self, inputs: int, sizes: Sizes) -> None:
+    def __init__(self, inputs: int, width: int, sizes: Sizes) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(inputs, WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1)
+            nn.Linear(inputs, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)
         )
-        self.code = nn.Linear(WIDTH, min(CODE, sizes.looks))
-        self.label = nn.Linear(WIDTH, sizes.classes)
-        self.embedding = nn.Linear(WIDTH, EMBEDDED)
+        self.code = nn.Linear(width, min(CODE, sizes.looks))
+        self.label = nn.Linear(width, sizes.classes)
+        self.embedding = nn.Linear(width, EMBEDDED)
         self.example = nn.Sequential(
-            nn.Linear(sizes.looks + sizes.classes, WIDTH), nn.GELU(), nn.Linear(WIDTH, EMBEDDED)
+            nn.Linear(sizes.looks + sizes.classes, width), nn.GELU(), nn.Linear(width, EMBEDDED)
         )
         self.sharpness = nn.Parameter(torch.tensor(2.0))
 
@@ -90,9 +96,8 @@ class Decoder(nn.Module):
             self.register_buffer(name, torch.zeros(shape))
         """``weights`` say how much each model counts for pictures (first row) and for lists; ``measured`` are the mean
         squared error and the share recognised on held-out pairs."""
-        self.bodies = nn.ModuleDict(
-            {"entries": Body(reduced + sizes.statistics, sizes), "norms": Body(sizes.statistics, sizes)}
-        )
+        inputs = {"entries": reduced + sizes.statistics, "norms": sizes.statistics}
+        self.bodies = nn.ModuleDict({name: Body(count, WIDTH[name], sizes) for name, count in inputs.items()})
 
     def fit_maps(self, pairs: Pairs, rng: torch.Generator) -> Tensor:
         """Fit the linear maps, and return the standardised entries."""
@@ -175,10 +180,12 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
     read = decoder.read(reduced, pairs.statistics.to(device))
     looks = decoder.looks(pairs.inputs.flatten(0, 1).to(device), pairs.labels.flatten().to(device))
     looks = looks.unflatten(0, (count, size))
+    shares = decoder.look_scale[: min(CODE, sizes.looks)].clamp(min=1e-12) ** -2
+    shares = shares / shares.sum()
     steps = [(name, epoch) for name in decoder.bodies for epoch in range(EPOCHS[name])]
     with progress.task("learned: training", len(steps)) as task, isolated(seed, "learned dropout"), torch.enable_grad():
         for name, body in decoder.bodies.items():
-            for _ in _epochs(body, read[name][kept:], looks[kept:], classes, EPOCHS[name], rng):
+            for _ in _epochs(body, read[name][kept:], looks[kept:], shares, EPOCHS[name], rng):
                 task.advance()
     decoder.eval().requires_grad_(False)
     held = {name: own[:kept] for name, own in read.items()}
@@ -186,8 +193,14 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
     return decoder.cpu()
 
 
-def _epochs(body: Body, read: Tensor, looks: Tensor, classes: int, epochs: int, rng: torch.Generator):  # type: ignore[no-untyped-def]
-    """Train one model: the code by squared error, the labels, and the embedding against other examples of a batch."""
+def _epochs(
+    body: Body, read: Tensor, looks: Tensor, shares: Tensor, epochs: int, rng: torch.Generator
+) -> Iterator[None]:
+    """Train one model: the code by squared error, the labels, and the embedding against other examples of a batch.
+
+    ``shares`` [code] say how much of a picture's variance each number of the code stands for.
+    """
+    classes = body.label.out_features
     per_epoch = max(1, len(read) // BATCH)
     optimiser = torch.optim.AdamW(body.parameters(), lr=RATE, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=epochs * per_epoch + 1)
@@ -201,9 +214,8 @@ def _epochs(body: Body, read: Tensor, looks: Tensor, classes: int, epochs: int, 
             hidden = body.layers(read[places])
             logits, right = body.likeness(hidden, own), torch.arange(len(places), device=read.device)
             loss = F.cross_entropy(logits, right) + F.cross_entropy(logits.T, right)
-            code = body.code(hidden)
-            loss = loss + F.mse_loss(code, mean[:, : code.shape[1]])
-            loss = loss + 0.3 * F.cross_entropy(body.label(hidden), mean[:, -classes:])
+            away = (body.code(hidden) - mean[:, : len(shares)]).square() @ shares
+            loss = loss + PICTURE * away.mean() + LABEL * F.cross_entropy(body.label(hidden), mean[:, -classes:])
             optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(body.parameters(), 1.0)
@@ -236,16 +248,19 @@ def save_decoder(path: Path, decoder: Decoder) -> None:
     write_tensors(path, KIND, decoder.state_dict(), {"sizes": asdict(decoder.sizes)})
 
 
-def load_decoder(path: Path, expected: Sizes) -> Decoder:
-    """The decoder of a file. It is hostile until checked: sizes and shapes are compared before anything is loaded."""
+def load_decoder(path: Path, expected: Mapping[str, int]) -> Decoder:
+    """The decoder of a file. It is hostile until checked: sizes and shapes are compared before anything is loaded.
+
+    ``expected`` are the sizes that the network and the data fix, by name.
+    """
 
     def check(meta: Json, shapes: Shapes) -> None:
         sizes = meta.get("sizes")
-        if not isinstance(sizes, dict) or sizes.keys() != asdict(expected).keys():
+        if not isinstance(sizes, dict) or sizes.keys() != Sizes.__dataclass_fields__.keys():
             raise BadFileError(f"{path}: its header names no decoder")
-        if any(type(value) is not int or not 0 < value <= 2**24 for value in sizes.values()):
+        if any(type(value) is not int or not 0 < value <= LARGEST for value in sizes.values()):
             raise BadFileError(f"{path}: its header has an impossible size")
-        if any(sizes[name] != getattr(expected, name) for name in ("entries", "statistics", "pixels", "classes")):
+        if any(sizes[name] != value for name, value in expected.items()):
             raise BadFileError(f"{path} is of another network")
         with torch.device("meta"):
             wanted = {name: tuple(tensor.shape) for name, tensor in Decoder(Sizes(**sizes)).state_dict().items()}
