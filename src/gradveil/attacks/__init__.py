@@ -18,12 +18,13 @@ from gradveil.attacks.base import (
 from gradveil.attacks.generative import GGL, GIAS, GIFD
 from gradveil.attacks.identify import Fingerprint, Identify
 from gradveil.attacks.informed import Informed
+from gradveil.attacks.learned import Learned
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.pixels import DLG, IDLG, SME, GradInversion, InvertingGradients
 from gradveil.attacks.replay import Replay
 
 __all__ = [
     "ATTACKS", "BUDGETS", "DLG", "GGL", "GIAS", "GIFD", "IDLG", "SME", "Analytic", "Attack", "Budget", "Crafted",
-    "Fingerprint", "Fishing", "GradInversion", "Identify", "Imprinting", "Informed", "InvertingGradients", "Matching",
-    "Reconstruction", "Replay", "Server", "Trap", "finite_or_none", "load_reconstructions", "save_reconstructions",
+    "Fingerprint", "Fishing", "GradInversion", "Identify", "Imprinting", "Informed", "InvertingGradients", "Learned",
+    "Matching", "Reconstruction", "Replay", "Server", "Trap", "finite_or_none", "load_reconstructions", "save_reconstructions",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import UNKNOWN, ImageSet, MemoryImages, load
+from gradveil.data.public import public_images_apart, usual_public
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, fresh, links_of
 from gradveil.defenses.public import SHIPPED
 from gradveil.domains import Domain
@@ -276,6 +277,7 @@ class Simulation:
                 domain=data.domain,
                 recipe=case.recipe,
                 batch_size=case.batch_size,
+                public=usual_public(data) is not None,
             )
             attacks = {spec: ATTACKS.build(spec, case.effort()) for spec in suite(case.budget, setting)}
         left_out = {}
@@ -441,6 +443,7 @@ class Simulation:
                         threat=threat,
                         crafted=got.tampered,
                         candidates=candidates,
+                        public=partial(public_images_apart, data),
                         loss=self.loss,
                         round_number=round_number,
                     )

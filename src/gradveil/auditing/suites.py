@@ -39,6 +39,8 @@ class SuiteSetting:
     batch_size: int
     saved: bool = False
     """Whether the exchanges were saved elsewhere."""
+    public: bool = False
+    """Whether there are public examples on this machine."""
 
     @property
     def knows(self) -> frozenset[Knowledge]:
@@ -73,6 +75,11 @@ class SuiteSetting:
     @property
     def has_statistics(self) -> bool:
         return self.replayable and Knowledge.STATISTICS in self.knows
+
+    @property
+    def learnable(self) -> bool:
+        """Whether a decoder can be trained on public examples within a minute."""
+        return self.public and self.batch_size == 1 and self.one_gradient
 
     @property
     def fishable(self) -> bool:
@@ -123,6 +130,8 @@ MEMBERS = (
         lambda setting: setting.replayable and not setting.has_statistics,
         large="gi:iterations=400,restarts=1",
     ),
+    Member("learned", "standard", lambda setting: setting.learnable, large=None),
+    Member("learned:rank=true", "standard", lambda setting: setting.learnable, large=None),
     Member("ggl", "thorough", lambda setting: setting.has_generator, large=None),
     Member("gias", "thorough", lambda setting: setting.has_generator, large="gias:iterations=300,restarts=1"),
     Member("gifd", "thorough", lambda setting: setting.has_generator, large="gifd:iterations=400,restarts=1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +17,9 @@ from gradveil.defenses import DEFENSES, Defense
 from gradveil.domains import Domain
 from gradveil.models import batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
+
+PublicSource = Callable[[str | None], ImageSet]
+"""(the spec of a data set, or None for the usual one) -> its examples less all that may be private."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Observation:
     It is as it was before any client used it: what it remembers of private examples is not known."""
     round_number: int = 1
     """How many broadcasts the client has answered with this one."""
+    public: PublicSource | None = None
+    """Public examples where they are known, without any that may be private. Not saved, as candidates are not."""
 
     def known_links(self) -> list[tuple[str, Defense | None]]:
         """Each link of the known defense by its spec; None in the place of one that is a name alone."""
@@ -84,6 +90,7 @@ def observe(
     crafted: tuple[str, ...] = (),
     earlier: tuple[Observation, ...] = (),
     candidates: ImageSet | None = None,
+    public: PublicSource | None = None,
     loss: Loss = cross_entropy,
     round_number: int = 1,
 ) -> Observation:
@@ -111,6 +118,7 @@ def observe(
         crafted=crafted,
         earlier=earlier,
         candidates=candidates if Knowledge.CANDIDATES in knows else None,
+        public=public if Knowledge.PUBLIC_DATA in knows else None,
         loss=loss,
         round_number=round_number,
     )

@@ -1,0 +1,194 @@
+"""Learning to Invert (Wu et al., UAI 2023) against any defense: train a decoder on what the defense itself makes.
+
+The defense is a black box that the adversary can run. It is run on public examples, and a decoder learns to tell the
+example from what was sent. What was learned is kept, so that a second audit of the same defense and network costs
+nothing. A low score proves nothing: other decoders may do better.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradveil import __version__
+from gradveil.assets import cache_folder
+from gradveil.attacks.base import ATTACKS, Attack, Reconstruction
+from gradveil.attacks.identify import RandomChoice, candidates_of, chosen
+from gradveil.attacks.parts.candidate_updates import with_labels
+from gradveil.attacks.parts.decoder import Decoder, load_decoder, save_decoder, train_decoder
+from gradveil.attacks.parts.pairs import Reader, make_pairs
+from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.progress import Progress
+from gradveil.core.trees import stack
+from gradveil.core.types import Params, cross_entropy
+from gradveil.data import ImageSet, load
+from gradveil.data.public import public_images_apart
+from gradveil.defenses import Defense, links_of
+from gradveil.threat.model import Knowledge
+from gradveil.threat.observation import Observation
+
+FORMAT = 1
+"""Raised when a change of the code trains other decoders."""
+LEAST_PUBLIC = 2000
+"""Public examples below which a decoder learns next to nothing."""
+KEPT = 8
+"""Decoders in memory."""
+_memory: dict[str, tuple[Decoder, Defense | None]] = {}
+"""By digest, the decoder; and the defense, so that no other object gets its identity."""
+
+
+@ATTACKS.register("learned")
+@dataclass(frozen=True, kw_only=True)
+class Learned(Attack):
+    """Learning to Invert: a decoder trained on public examples and what the known defense makes of their updates."""
+
+    rank: bool = False
+    """Choose among candidates by the embedding that was learned, instead of rebuilding the picture."""
+    public: str | None = None
+    """The spec of a data set of public examples; none: the other split of the private collection, if it is there."""
+    pairs: int | None = None
+    """Examples and updates to learn from; none: as many as the defense makes in some seconds, at most 16,000."""
+    keep: bool = True
+    """Keep what was learned on disk."""
+
+    def __post_init__(self) -> None:
+        if self.pairs is not None and not 400 <= self.pairs <= 10**6:
+            raise GradveilError(f"attack learned: pairs is from 400 to 1,000,000, not {self.pairs}")
+
+    @property
+    def requires(self) -> frozenset[Knowledge]:  # type: ignore[override]
+        needs = frozenset({Knowledge.DEFENSE, Knowledge.RECIPE, Knowledge.PUBLIC_DATA})
+        return needs | {Knowledge.CANDIDATES} if self.rank else needs
+
+    def kind_of(self, one: Observation) -> Hashable:
+        return one.defense
+
+    def prior_only(self) -> Attack | None:
+        return RandomChoice(candidates=None) if self.rank else MeanPicture(public=self.public)
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+        one, size = seen[0], seen[0].batch_size or 1
+        decoder = self.decoder(one, progress)
+        with torch.no_grad():
+            entries, statistics = Reader(one.reply)(stack([other.reply for other in seen]))
+            read = decoder.read(decoder.reduced(entries), statistics)
+            if not self.rank:
+                pictures, labels = decoder.pictures(read)
+                return [self._rebuilt(one, *each, float(decoder.measured[0])) for each in zip(pictures, labels)]
+            known = candidates_of(one, None)
+            tried = with_labels(known, seen)
+            batch = tried.entries.batch(range(len(tried.entries)))
+            scores = -decoder.likeness(read, decoder.looks(batch.inputs, batch.labels))
+        told = f"learned, {float(decoder.measured[1]):.0%} of held-out public examples found in lists of 100"
+        return [
+            chosen(known, own, labels, min(size, len(known)), seed, told)
+            for own, labels, seed in zip(*tried.best(scores), seeds, strict=True)
+        ]
+
+    def decoder(self, one: Observation, progress: Progress) -> Decoder:
+        """What was learned about this defense and this broadcast: now, before in this process, or before on disk."""
+        public, size = _public(one, self.public), one.batch_size or 1
+        links = [link for _, link in one.known_links()]
+        digest = hashlib.sha256(json.dumps(
+            [FORMAT, __version__, torch.__version__, self.pairs, size, asdict(one.recipe) if one.recipe else None,
+             one.domain.kind, asdict(one.domain), one.kind, one.defense],  # type: ignore[call-overload]
+        ).encode())  # fmt: skip
+        digest.update(repr(one.module).encode())
+        for name, tensor in _tensors(one).items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        for start in range(0, len(public), 1024):
+            batch = public.batch(range(start, min(start + 1024, len(public))))
+            digest.update((batch.inputs * 255).round().byte().numpy().tobytes() + batch.labels.numpy().tobytes())
+        named = all(link is not None and _is_ours(link) for link in links) and one.loss is cross_entropy
+        key = digest.hexdigest() if named else f"{digest.hexdigest()} {id(one.built_defense)} {id(one.loss)}"
+        if key in _memory:
+            return _memory[key][0]
+        path = cache_folder() / "learned" / f"{digest.hexdigest()[:32]}.safetensors"
+        reader = Reader(one.reply)
+        decoder = None
+        if named and self.keep and path.is_file():
+            try:
+                entries, statistics = reader({name: tensor[None] for name, tensor in one.reply.items()})
+                sizes = {"entries": entries.shape[1], "statistics": statistics.shape[1]}
+                sizes |= {"pixels": math.prod(one.domain.shape), "classes": one.domain.classes}
+                decoder = load_decoder(path, sizes)
+            except BadFileError:
+                decoder = None  # it is made again, and replaced
+        if decoder is None:
+            device = next(iter(one.sent.values())).device
+            made = make_pairs(one, public, size, self.pairs, progress)
+            decoder = train_decoder(made, one.domain.classes, 0, progress, device)
+            if named and self.keep:
+                save_decoder(path, decoder)
+        while len(_memory) >= KEPT:
+            del _memory[next(iter(_memory))]
+        _memory[key] = decoder, one.built_defense
+        return decoder
+
+    def _rebuilt(self, one: Observation, picture: Tensor, labels: Tensor, error: float) -> Reconstruction:
+        """One picture for all examples behind an update, and as many labels as each is likely to be there."""
+        size = one.batch_size or 1
+        inputs = one.domain.valid(picture.view(1, *one.domain.shape)).repeat(size, *[1] * len(one.domain.shape))
+        expected, guessed = labels.exp() * size, []
+        for _ in range(size):
+            best = int(expected.argmax())
+            expected[best] -= 1
+            guessed.append(best)
+        found = Reconstruction.closed_form(inputs, torch.tensor(guessed), error)
+        return replace(found, strategy=f"learned, mean squared error {error:.4f} on held-out public examples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanPicture(Attack):
+    """The mean of public pictures: what a decoder draws without an update."""
+
+    public: str | None
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.PUBLIC_DATA})
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+        public = _public(seen[0], self.public)
+        mean = public.batch(range(min(len(public), 10_000))).inputs.mean(dim=0, keepdim=True)
+        inputs = mean.repeat(seen[0].batch_size or 1, *[1] * (mean.dim() - 1))
+        drawn = [torch.Generator().manual_seed(seed) for seed in seeds]
+        labels = [torch.randint(seen[0].domain.classes, (len(inputs),), generator=rng) for rng in drawn]
+        return [Reconstruction.closed_form(inputs, each, 0.0) for each in labels]
+
+
+def _public(one: Observation, spec: str | None) -> ImageSet:
+    """Public examples, without any that may be private: what the threat model grants, or what the user vouches for."""
+    if one.public is not None:
+        public = one.public(spec)
+    elif spec is not None:
+        public = load(spec) if one.candidates is None else public_images_apart(one.candidates, spec)
+    else:
+        raise GradveilError("attack learned: no public examples come with this reply: name others with public=DATA")
+    if public.shape != one.domain.shape:
+        raise GradveilError(f"attack learned: images of {public.name} are of another shape than the model takes")
+    if len(public) < LEAST_PUBLIC:
+        raise GradveilError(
+            f"attack learned needs {LEAST_PUBLIC:,} public examples that are not private, and {public.name} has "
+            f"{len(public):,}: name others with public=DATA"
+        )
+    return public
+
+
+def _is_ours(link: Defense) -> bool:
+    """Whether a spec says all of a defense: the code of others may change, and so may an object."""
+    try:
+        return type(link).__module__.startswith("gradveil.") and all(part.spec for part in links_of(link))
+    except GradveilError:
+        return False
+
+
+def _tensors(one: Observation) -> Params:
+    """All that an update depends on in the model: what was sent, and what both sides agreed on before."""
+    agreed = {name: tensor for name, tensor in one.module.state_dict().items() if name not in one.sent}
+    return {**one.sent, **agreed}
