@@ -44,7 +44,7 @@ _FLATTEST = 0.3
 """Deviation of the start from the mean picture, in units of the prior."""
 _CHROMA = (1.0, 0.12, 0.04)
 """Power of brightness, of red against blue, and of green against both, as in photographs."""
-_ROOM = {"cpu": 2**28, "cuda": 2**33}
+_ROOM = {"cpu": 2**28, "cuda": 2**34}
 """Bytes that the derivatives of equations may take on the way, about."""
 _TINY = 1e-30
 
@@ -171,6 +171,11 @@ class Equations:
         angles = sum(rows.shape[2] for rows in self.exchanges.directions.values())
         return angles + self.with_norms * len(self.exchanges.norms)
 
+    @property
+    def total(self) -> int:
+        """Equations of all broadcasts."""
+        return self.count * len(next(iter(self.exchanges.sent.values())))
+
     def _chunks(self, each: int) -> list[slice]:
         """So many broadcasts at once that ``each`` bytes of them fit."""
         total = len(next(iter(self.exchanges.sent.values())))
@@ -294,7 +299,7 @@ def rebuild(
     shape = (count, *one.domain.shape)
     starts = torch.stack([_FLATTEST * torch.randn(shape, generator=rng) for rng in rngs]).to(labels.device)
     solved = solve(equations, starts, steps, task)
-    costs = (solved.costs / equations.residuals(solved.codes[:1]).shape[1]).view(-1, restarts)
+    costs = (solved.costs / equations.total).view(-1, restarts)
     best = costs.argmin(dim=1)
     found = []
     for i, place in enumerate(best.tolist()):
