@@ -126,6 +126,11 @@ class Attack(ABC):
         """Whether the attack needs a broadcast of its own making: then ``craft`` says what clients are sent."""
         return Knowledge.CRAFT in self.requires
 
+    @property
+    def asks_all_alike(self) -> bool:
+        """Whether ``craft`` looks at the number of replies alone: then all clients get the very same broadcasts."""
+        return False
+
     def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:  # noqa: ARG002
         """What to send one client next, after its replies so far; None when there is nothing more to ask.
 

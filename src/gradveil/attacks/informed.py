@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import torch
 
 from gradveil.attacks.base import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.counter import AGAINST, BatchedMoves, CounterMove, CounterMoves
@@ -12,6 +14,7 @@ from gradveil.attacks.pixels import InvertingGradients
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.registry import split_spec
+from gradveil.core.seeding import generator
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
@@ -43,6 +46,8 @@ class Informed(InvertingGradients):
 
     replies: int = 1
     """How often each client is asked for the same data; more than once takes the power to."""
+    weights: Literal["honest", "fresh"] = "honest"
+    """What is sent when a client is asked again: the honest model, or one with fresh weights, which is a craft."""
     aware: ClassVar[bool] = True  # type: ignore[misc]
     draws: ClassVar[int] = 0  # type: ignore[misc]
     title = "informed"
@@ -54,7 +59,8 @@ class Informed(InvertingGradients):
 
     @property
     def requires(self) -> frozenset[Knowledge]:  # type: ignore[override]
-        return InvertingGradients.requires | ({Knowledge.ASK_AGAIN} if self.replies > 1 else set())
+        again = {Knowledge.ASK_AGAIN} if self.replies > 1 else set()
+        return InvertingGradients.requires | again | ({Knowledge.CRAFT} if again and self.weights == "fresh" else set())
 
     @property
     def across_broadcasts(self) -> bool:
@@ -64,12 +70,30 @@ class Informed(InvertingGradients):
     def crafts(self) -> bool:
         return self.replies > 1
 
-    def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:  # noqa: ARG002
-        """The honest model, again and again: only the questions are dishonest."""
-        return Crafted(server.module, server.model, server.sent, ()) if len(history) < self.replies else None
+    @property
+    def asks_all_alike(self) -> bool:
+        return True
+
+    def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:
+        """The honest model, again and again: only the questions are dishonest. Or fresh weights after the first.
+
+        Fresh ones are the entries of each tensor in another order: as large as those that were trained, and of any
+        model, whoever built it.
+        """
+        asked = len(history)
+        if asked >= self.replies:
+            return None
+        if self.weights == "honest" or asked == 0:
+            return Crafted(server.module, server.model, server.sent, ())
+        rng = generator(seed, "fresh weights", asked)
+        sent = {
+            name: tensor.flatten()[torch.randperm(tensor.numel(), generator=rng).to(tensor.device)].view_as(tensor)
+            for name, tensor in server.sent.items()
+        }
+        return Crafted(server.module, server.model, sent, tuple(sent))
 
     def prior_only(self) -> Attack | None:
-        return replace(self, without_update=True, replies=1)
+        return replace(self, without_update=True, replies=1, weights="honest")
 
     def kind_of(self, one: Observation) -> Hashable:
         """Problems go together as far as their counter-moves allow, whatever the defenses are."""
@@ -84,6 +108,11 @@ class Informed(InvertingGradients):
         counters = [counter for counter in map(self._counter, seen) if counter is not None]
         if not counters:
             return super().run(seen, seeds=seeds, progress=progress)
+        solved = counters[0].solved(
+            seen, restarts=self.problems_each, steps=self.steps, seeds=seeds, progress=progress
+        )
+        if solved is not None:
+            return solved
         moves = BatchedMoves(counters, seen)
         adjusted = replace(self, adjustment=moves)
         found = super(Informed, adjusted).run(moves.left, seeds=seeds, progress=progress)

@@ -4,7 +4,14 @@ A file says what the defense did between gradient and reply (``channel``), which
 and has its special counter-move. Defenses without one share ``plain``. Importing this package registers all of them.
 """
 
-from gradveil.attacks.against import ats, dcs2, graddefense, plain, precode  # noqa: F401  (each registers its own)
+from gradveil.attacks.against import (  # noqa: F401  (each registers its own)
+    ats,
+    censor,
+    dcs2,
+    graddefense,
+    plain,
+    precode,
+)
 from gradveil.attacks.parts.channel import Channel
 from gradveil.attacks.parts.counter import AGAINST, Against, against
 

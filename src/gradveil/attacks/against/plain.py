@@ -1,19 +1,12 @@
-"""Against defenses of which the channel is all that there is to say, in a few lines each.
-
-CENSOR's updates stand at right angles to the gradient: what is left are lengths, and the right angle. On pixels that
-buys nothing (docs/attacks/informed.md), so matching has no counter-move. It tells candidates apart.
-"""
+"""Against defenses of which the channel is all that there is to say, in a few lines each."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from gradveil.attacks.parts.channel import Channel, Per, RightAngle
+from gradveil.attacks.parts.channel import Channel, Per
 from gradveil.attacks.parts.counter import against
 from gradveil.attacks.parts.updates import counts, local_steps
-from gradveil.core.trees import add, map_each
-from gradveil.core.types import Params
-from gradveil.defenses import DP, Censor, Clip, ClipExamples, Noise, Outpost, Soteria, Sparsify
+from gradveil.core.trees import add
+from gradveil.defenses import DP, Clip, ClipExamples, Noise, Outpost, Soteria, Sparsify
 from gradveil.defenses.outpost import layer_risks, layers
 from gradveil.models import classifier
 from gradveil.threat.observation import Observation
@@ -81,28 +74,6 @@ def outpost(defense: Outpost, one: Observation) -> Channel:
     levels = (defense.scale * layer_risks(one.sent, groups)).square().tolist()
     noise = {name: level for names, level in zip(groups, levels, strict=True) for name in names}
     return Channel(noise_by_tensor=noise, zeroed=frozenset(one.sent), largest=True)
-
-
-@against("censor")
-def censor(defense: Censor, _: Observation) -> Channel:
-    left = RightAngle(
-        whole=not defense.layerwise,
-        spread={"preserve": 0.0, "random": defense.spread, "public": None}[defense.norms],
-        released=defense.projection == "released",
-        plain=defense.fallback == "original" or defense.rounds is not None,
-    )
-
-    def draw(update: Params, drawn: Params) -> Params:
-        """One trial: orthogonal to the update in every tensor, and of its length."""
-
-        def orthogonal(g: Tensor, r: Tensor) -> Tensor:
-            square = g.square().sum() + 1e-20
-            left = r - (r * g).sum() / square * g
-            return left * (square / (left.square().sum() + 1e-20)).sqrt()
-
-        return map_each(orthogonal, update, drawn)
-
-    return Channel(right_angle=left, draw=draw)
 
 
 def _counted(one: Observation, at: str) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from gradveil.attacks.base import Reconstruction
 from gradveil.attacks.parts.channel import Adjustment, Channel
 from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Progress
 from gradveil.core.registry import split_spec
 from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each, stack
@@ -60,6 +61,12 @@ class CounterMove:
     def finish(self, found: Reconstruction, one: Observation) -> Reconstruction:  # noqa: ARG002
         """What the pictures that were found say about the private ones."""
         return found
+
+    def solved(
+        self, seen: Sequence[Observation], *, restarts: int, steps: int, seeds: Sequence[int], progress: Progress
+    ) -> list[Reconstruction] | None:
+        """What it finds by a search of its own behind observations of its kind; None where updates are matched."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -168,6 +175,14 @@ class CounterMoves(CounterMove):
 
     def finish(self, found: Reconstruction, one: Observation) -> Reconstruction:
         return reduce(lambda left, move: move.finish(left, one), reversed(self.moves), found)
+
+    def solved(
+        self, seen: Sequence[Observation], *, restarts: int, steps: int, seeds: Sequence[int], progress: Progress
+    ) -> list[Reconstruction] | None:
+        """A search of its own is that of the only link."""
+        (first, *others) = self.moves
+        own = first.solved(seen, restarts=restarts, steps=steps, seeds=seeds, progress=progress)
+        return None if others else own
 
 
 class BatchedMoves(Adjustment):

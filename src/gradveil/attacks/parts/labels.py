@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
+from gradveil.attacks.parts.channel import RightAngle
+from gradveil.attacks.parts.counter import channels_of
+from gradveil.attacks.parts.right_angle_labels import StandIns, labels_at_right_angles
 from gradveil.attacks.parts.updates import gradient_scale, local_steps
 from gradveil.client.local import local_update
 from gradveil.core.seeding import generator
@@ -36,12 +39,31 @@ it, and hundreds of local runs of the whole would take longer than the attack.""
 def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     """The labels behind each reply, [N, batch_size]; granted ones are taken as they are."""
     broadcasts: dict[int, list[int]] = {}
-    for i, one in enumerate(seen):
-        broadcasts.setdefault(id(one.sent), []).append(i)
     found: dict[int, Tensor] = {}
+    known: dict[int, StandIns] = {}
+    for i, one in enumerate(seen):
+        angle = _right_angle(one)
+        if angle is None:
+            broadcasts.setdefault(id(one.sent), []).append(i)
+        else:
+            found[i] = labels_at_right_angles(one, batch_size, angle, known)
     for places in broadcasts.values():  # of each the model is asked what it predicts
         found |= zip(places, _read([seen[i] for i in places], batch_size), strict=True)
     return torch.stack([found[i] for i in range(len(seen))])
+
+
+def _right_angle(one: Observation) -> RightAngle | None:
+    """The known right angle between reply and gradient, where the last layer has one of its own; None elsewhere."""
+    if one.labels is not None or one.kind != "gradient":
+        return None
+    name = classifier(one.module, one.domain)
+    if f"{name}.weight" not in one.sent or not {f"{name}.weight", f"{name}.bias"} & one.reply.keys():
+        return None
+    channels = channels_of(one)
+    angles = [channel.right_angle for channel in channels if channel.right_angle is not None]
+    if len(angles) != 1 or len(channels) != 1 or angles[0].whole or angles[0].released or angles[0].plain:
+        return None
+    return angles[0]
 
 
 def prediction_errors(seen: Sequence[Observation]) -> Tensor:
