@@ -93,8 +93,8 @@ def as_version_1(value: Any) -> Any:
         row |= {**row["log"], "chance": row.pop("at_random")}
     for verdict in value["verdicts"]:
         verdict["chance"] = verdict.pop("at_random")
-        if verdict["rebuilt"] is not None:
-            del verdict["rebuilt"]["chance"]
+        for newer in ("rebuilt", "recognised", "member", "labels", "ceiling", "ceiling_of_run"):
+            verdict.pop(newer)
     return value
 
 

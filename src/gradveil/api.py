@@ -181,7 +181,7 @@ class AuditResult:
         ]
         strips = [self._strip("private", self.private_images)]
         for verdict in self.verdicts:
-            worst = verdict.rebuilt or verdict
+            worst = verdict.rebuilt_apart or verdict
             row = next(row for row in self.rows if (row.defense, row.attack) == (verdict.defense, worst.attack))
             strips.append(self._strip(f"{row.attack} on {row.defense}", row.images))
         return f"<table>{''.join(lines)}</table><table>{''.join(strips)}</table>"

@@ -55,7 +55,12 @@ def test_a_committed_audit_of_version_1_keeps_every_number(tmp_path: Path) -> No
         assert row["at_random"] == 1 / was["gallery"]
         assert row["adversary"] == "data-enhanced eavesdropper"
     for verdict, was in zip(audit.as_json()["verdicts"], old["verdicts"], strict=True):
+        rebuilt, answer = was.pop("rebuilt"), verdict["rebuilt"]
         assert holds(verdict, was)
+        assert (rebuilt is None) == (answer is None)
+        if rebuilt is not None:
+            assert [answer["attack"], answer["share"]] == [rebuilt["attack"], rebuilt["identified"]]
+            assert answer["interval"] == rebuilt["identified_interval"]
     leaking = {verdict.defense for verdict in audit.verdicts if verdict.outcome == "leaks"}
     assert "none" in leaking
     assert {verdict.chance for verdict in audit.verdicts} <= {None, *(v.at_random for v in audit.verdicts), 0.05}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradveil.auditing import Audit, Row, Verdict, make_case, read_audit, run_case, score_again, write_junit
-from gradveil.auditing.audit import Leak
+from gradveil.auditing.audit import Answer
 from gradveil.auditing.verdict import costs, judged, privacy_grade, verdicts
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.trees import map_each
@@ -167,16 +167,9 @@ def test_a_verdict_by_choice_says_what_was_rebuilt() -> None:
     rows = [choice("identify", 1.0), choice("fingerprint", 0.75), row("ig", 0.5, 12.0), row("gi", 0.5, 13.0), alone]
     (verdict,) = verdicts(rows)
     assert (verdict.attack, verdict.grade, verdict.identified) == ("identify", "F", 1.0)
-    assert verdict.rebuilt == Leak(
-        attack="gi",
-        identified=0.5,
-        identified_interval=wilson(2, 4),
-        prior_only_identified=0.25,
-        chance=0.25,
-        above_chance=False,
-    )
+    assert verdict.rebuilt == Answer(attack="gi", share=0.5, interval=wilson(2, 4), chance=0.25, above_chance=False)
     others = [one.model_copy(update={"defense": "clip"}) for one in rows[:2]]
-    assert [one.rebuilt for one in verdicts([*rows, *others])] == [verdict.rebuilt, None], "each defense its own"
+    assert [one.rebuilt_apart for one in verdicts([*rows, *others])] == [verdict.rebuilt, None], "each defense its own"
 
 
 def test_candidates_of_the_attacks_own_are_candidates_too() -> None:
@@ -198,7 +191,7 @@ def test_candidates_of_the_attacks_own_are_candidates_too() -> None:
 )
 def test_nothing_is_said_of_rebuilding_where_there_is_nothing_more_to_say(rows: list[Row]) -> None:
     (verdict,) = verdicts(rows)
-    assert verdict.rebuilt is None
+    assert verdict.rebuilt_apart is None
 
 
 def test_trainings_that_cannot_be_compared_are_refused(train: Callable[..., str]) -> None:

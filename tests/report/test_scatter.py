@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradveil.auditing import Cost, Verdict
-from gradveil.auditing.audit import Leak
+from gradveil.auditing.audit import Answer
 from gradveil.report.sections import tradeoff
 from gradveil.report.svg import LETTER, LINE, RADIUS, REACH, SCATTER, Dot, scatter
 
@@ -145,7 +145,7 @@ def test_without_a_training_there_is_no_plot() -> None:
 
 def test_the_share_without_candidates_is_told_beside_the_worst_case() -> None:
     cost = Cost(grade="C", accuracy=0.75, accuracy_lost=0.05, time_added=0.1)
-    ranked = verdict("clip", 1.0, cost).model_copy(update={"rebuilt": Leak(attack="ig", identified=0.25)})
+    ranked = verdict("clip", 1.0, cost).model_copy(update={"rebuilt": Answer(attack="gi", share=0.25)})
     shown = tradeoff([verdict("none", 1.0), ranked])
     assert shown.rebuilt
     assert shown.plot is not None

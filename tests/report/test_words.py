@@ -13,7 +13,7 @@ import pytest
 
 import gradveil.report
 from gradveil.auditing import Row, Verdict, read_audit
-from gradveil.auditing.audit import Leak
+from gradveil.auditing.audit import Answer
 from gradveil.auditing.verdict import judged
 from gradveil.report import words
 from report.saved_audit import write_audit
@@ -26,8 +26,7 @@ def verdict(defense: str, share: float | None, low: float, chance: float | None 
 
 def chosen(defense: str, rebuilt: float | None, low: float = 0.0) -> Verdict:
     """All identified by choice; besides, this share of rebuilt images, or nothing known of it."""
-    known: dict[str, Any] = {"identified": rebuilt, "identified_interval": (low, 1.0), "prior_only_identified": 0.0}
-    found = None if rebuilt is None else Leak(**known)
+    found = Answer(attack="ig", share=rebuilt, interval=(low, 1.0), chance=0.0, above_chance=low > 0)
     return verdict(defense, 1.0, 0.5, ranked_first=1.0, rebuilt=found)
 
 

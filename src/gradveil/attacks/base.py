@@ -171,7 +171,8 @@ class Attack(ABC):
         alike: dict[tuple[object, ...], list[int]] = {}
         for i, one in enumerate(seen):
             sent = None if self.across_broadcasts else id(one.sent)
-            key = (self.kind_of(one), sent, id(one.module), one.kind, one.batch_size, one.recipe)
+            alone = (sent, id(one.module), id(one.candidates))
+            key = (self.kind_of(one), *alone, one.kind, one.batch_size, one.recipe)
             alike.setdefault(key, []).append(i)
         found: dict[int, Reconstruction] = {}
         for members in alike.values():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks.base import ATTACKS, Attack, Reconstruction
-from gradveil.attacks.parts.candidate_updates import Updates, group_size, groups, updates_for
+from gradveil.attacks.parts.candidate_updates import Updates, best_first, group_size, groups, updates_for, with_labels
 from gradveil.attacks.parts.channel import Channel, Span
 from gradveil.attacks.parts.counter import channels_of
 from gradveil.attacks.parts.likelihood import (
@@ -122,17 +122,19 @@ class Identify(Attack):
         followed = one.kind == "gradient" and _can_be_followed(channels)
         return _through(channels, Distance() if followed else Directions())
 
-    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
         seen = [explained(one, "averaged" if one.recipe is None else "simulated") for one in seen]
         one, known = seen[0], candidates_of(seen[0], self.candidates)
+        tried = with_labels(known, seen)
         known_run = one.recipe is not None and one.defense is not None
         if self.informed and known_run and one.kind == "delta" and (one.batch_size or 1) > 1:
-            scores = torch.stack([self.scores_along(straight(one), known, progress) for one in seen])
+            scores = torch.stack([self.scores_along(straight(one), tried.entries, progress) for one in seen])
         else:
-            scores = self.scores(seen, known, progress, updates_for(one), self.likelihood(one))
-        size = min(one.batch_size or 1, len(known))
-        best = scores.argsort(dim=1, stable=True)[:, :size]
-        return [chosen(known, best[i], scores[i], "compared in groups") for i in range(len(seen))]
+            scores = self.scores(seen, tried.entries, progress, updates_for(one), self.likelihood(one))
+        return [
+            chosen(known, own, labels, one.batch_size or 1, seed, "compared in groups")
+            for own, labels, seed in zip(*tried.best(scores), seeds, strict=True)
+        ]
 
     def scores_along(self, path: Path, known: ImageSet, progress: Progress) -> Tensor:
         """[candidates]: how badly each explains the update of one path, which the best of them walk again."""
@@ -188,10 +190,11 @@ class RandomChoice(Attack):
     requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
 
     def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
-        known = candidates_of(seen[0], self.candidates)
-        scores = [torch.rand(len(known), generator=generator(seed, "blindly")) for seed in seeds]
-        size = min(seen[0].batch_size or 1, len(known))
-        return [chosen(known, each.argsort()[:size], each, "drawn") for each in scores]
+        known, size = candidates_of(seen[0], self.candidates), seen[0].batch_size or 1
+        tried = with_labels(known, seen)
+        scores = [torch.rand(len(tried.owners), generator=generator(seed, "blindly")) for seed in seeds]
+        drawn = zip(*tried.best(torch.stack(scores)), seeds, strict=True)
+        return [chosen(known, own, labels, size, seed, "drawn") for own, labels, seed in drawn]
 
 
 def candidates_of(one: Observation, spec: str | None) -> ImageSet:
@@ -208,10 +211,10 @@ def candidates_of(one: Observation, spec: str | None) -> ImageSet:
     return known
 
 
-def chosen(known: ImageSet, best: Tensor, scores: Tensor, strategy: str) -> Reconstruction:
-    """The best candidates as a reconstruction, with the scores of all."""
-    batch = known.batch(best)
-    found = Reconstruction.closed_form(batch.inputs, batch.labels, float(scores[best[0]]))
+def chosen(known: ImageSet, scores: Tensor, labels: Tensor, size: int, seed: int, strategy: str) -> Reconstruction:
+    """The best ``size`` candidates as a reconstruction, with the scores and the labels that each [m] got."""
+    best = best_first(scores, seed)[:size]
+    found = Reconstruction.closed_form(known.batch(best).inputs, labels[best], float(scores[best[0]]))
     return replace(found, problem_steps=len(known), strategy=strategy, candidates=known.name, scores=scores)
 
 

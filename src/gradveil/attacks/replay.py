@@ -356,8 +356,5 @@ class Replay(Attack):
             scores = (_by_distance if repeats else WAYS[way])(replies, draws, plain)
         found = []
         for own, seed in zip(scores, seeds, strict=True):
-            # Equal scores are told apart by a draw: the place in the list must not decide who is named.
-            drawn = torch.randperm(len(known), generator=generator(seed, "replay ties"))
-            best = drawn[own[drawn].argsort(stable=True)[:size]]
-            found.append(chosen(known, best, own, f"replayed, compared by {way}"))
+            found.append(chosen(known, own, known.labels, size, seed, f"replayed, compared by {way}"))
         return found

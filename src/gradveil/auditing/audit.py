@@ -78,10 +78,24 @@ class ImageScore(ImageMetrics, _Record):
     """Who held it, in an audit of saved exchanges."""
 
 
+class Membership(_Record):
+    """How well an attack tells whether an example took part: asked of private examples, and as often of others."""
+
+    found: Share = None
+    """The share of members that were found while one in a hundred others was taken for one."""
+    interval: Interval | None = None
+    advantage: Share = None
+    """The most, over all thresholds, that true alarms are more frequent than false ones."""
+    members: Size = 0
+    others: Size = 0
+
+
 class Judgement(ImageMetrics, _Record):
     """The part of a row that compares with the truth: means over all images, and the scores of each."""
 
     images: Size = 0
+    updates: Size | None = None
+    """How many updates are behind it: the images of one stand or fall together. None in rows of older audits."""
     identified: Share = None
     identified_interval: Interval | None = None
     identified_by: str | None = None
@@ -89,7 +103,13 @@ class Judgement(ImageMetrics, _Record):
     """How many images the line-up had."""
     at_random: Share = None
     """The share that picking at random identifies: a picture counts for any of the images behind its update."""
+    luck: Share = None
+    """How likely picks that know nothing identify as many; None where that cannot be computed."""
     label_accuracy: Share = None
+    label_interval: Interval | None = None
+    label_chance: Share = None
+    """The share of labels that the best guess without the update gets right."""
+    member: Membership | None = None
     not_available: dict[str, str] = {}
     """By metric, why it has no value."""
     per_image: tuple[ImageScore, ...] = ()
@@ -193,9 +213,52 @@ class Cost(_Record):
     sentence: str = ""
 
 
-class Leak(_Record):
-    """The most that attacks identified, beside chance."""
+class Answer(_Record):
+    """One of the questions about a defense, answered by the attack that got furthest; or why there is no answer."""
 
+    attack: str | None = None
+    share: Share = None
+    """Of private examples rebuilt or recognised, of members found at 1% false alarms, of labels read."""
+    interval: Interval | None = None
+    chance: Share = None
+    """What is reached without the update."""
+    above_chance: Flag | None = None
+    """Whether it is more than luck explains; None where that is not known."""
+    why: str = ""
+    """There is no share; empty where there is one."""
+    sentence: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_audits(cls, data: Any) -> Any:
+        """Which said what was rebuilt alone, in the words of a verdict."""
+        renamed = {"identified": "share", "identified_interval": "interval"}
+        return {renamed.get(key, key): value for key, value in data.items()} if isinstance(data, dict) else data
+
+
+class CeilingAnswer(_Record):
+    """What no attack can pass under a defense, on average over private examples; or why nobody knows."""
+
+    recognised: Share = None
+    """The share that can be picked out of a list of as many candidates as the audit's."""
+    chance: Share = None
+    """What naming candidates without a look at the replies reaches."""
+    member: Share = None
+    """The share of members that a test can find which takes 1% of others for members."""
+    psnr: Number = None
+    """What no reconstruction exceeds that makes no use of what private examples look like."""
+    replies: Count | None = None
+    """How many replies about the same example it is for."""
+    assumes: str = ""
+    why: str = ""
+    """There is none; empty where there is one."""
+    sentence: str = ""
+
+
+class Verdict(_Record):
+    """The worst case of one defense over all attacks, and the answers to five questions about it."""
+
+    defense: str
     attack: str | None = None
     identified: Share = None
     identified_interval: Interval | None = None
@@ -204,12 +267,6 @@ class Leak(_Record):
     """What the same search identifies without the update, but at least what picking at random does."""
     above_chance: Flag | None = None
     """Whether more were identified than chance explains; None where chance is not known."""
-
-
-class Verdict(Leak):
-    """The worst case of one defense over all attacks."""
-
-    defense: str
     grade: str | None = None
     outcome: Literal["leaks", "holds", "unknown"] = "unknown"
     threat: str | None = None
@@ -220,11 +277,24 @@ class Verdict(Leak):
     candidates: Count | None = None
     ranked_first: Share = None
     round: Whole | None = None
-    rebuilt: Leak | None = None
-    """The worst without candidates, where the worst attack chooses among them and some other does not."""
+    rebuilt: Answer | None = None
+    """By attacks without candidates. It and the next four are None in older audits, which did not ask all of them."""
+    recognised: Answer | None = None
+    """By attacks that choose among candidates."""
+    member: Answer | None = None
+    labels: Answer | None = None
+    ceiling: CeilingAnswer | None = None
+    ceiling_of_run: CeilingAnswer | None = None
+    """The same for all replies of a training, where it is known how many those are; else None."""
     flags: tuple[str, ...] = ()
     sentence: str = ""
     cost: Cost | None = None
+
+    @property
+    def rebuilt_apart(self) -> Answer | None:
+        """What was rebuilt without candidates, where the worst attack of all is another one."""
+        found = self.rebuilt
+        return None if found is None or found.share is None or found.attack == self.attack else found
 
 
 class Meaning(_Record):
@@ -281,6 +351,8 @@ class Audit(_Record):
     verdicts: tuple[Verdict, ...] = ()
     trainings: tuple[SavedTraining, ...] = ()
     """Empty where exchanges were made for the audit."""
+    labels_are_people: Flag = False
+    """Whether a label says who somebody is, as for faces: what labels give away is then the headline."""
     flags: dict[str, Meaning] = {}
     """By name, what the flags of the rows mean."""
     grades: dict[str, dict[str, float]] = {}

@@ -257,7 +257,8 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         asked = f"asked this client {len(seen.earlier) + 1} times, and " if seen.earlier else ""
         tampering = [f"The server {asked}sent a model in which it had tampered with {', '.join(seen.crafted)}."]
     judged = judge.judge(private, found, cell.module(), cell.owners) if private and judge else unscored(found)
-    ranking = None if private is None else ranked(found, private.index, seen.candidates)
+    listed = None if private is None else private.listed
+    ranking = None if listed is None else ranked(found, listed, seen.candidates)
     return Row(
         **dict(judged),
         **dict(ranking or {}),

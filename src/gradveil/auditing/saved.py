@@ -170,7 +170,9 @@ class Stage:
                 f"{self.files[0].path} is alone with its picture: to identify it takes others of its kind, "
                 "from more exchanges or from the data set that a train.json beside taps/ names"
             )
-        return Private(batch, torch.cat([p.index for p in parts]), gallery)
+        order = torch.randperm(len(gallery), generator=rng)
+        places = order.argsort()[: len(known)]
+        return Private(batch, torch.cat([p.index for p in parts]), gallery[order], places)
 
 
 def saved(case: ObservedCase, *, progress: Progress = SILENT) -> AuditPlan:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,19 +76,20 @@ class Judge:
             truth,
             guess,
             gallery=private.gallery,
-            truth_index=torch.arange(len(truth)),
+            truth_index=private.places,
             lpips=self.lpips,
             representation=representation(copy.deepcopy(module).cpu(), self.domain),
         )
         right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         means, line_up = scores.means(), len(private.gallery)
         names = (*MEANS, *own_metrics())
+        measured: dict[str, Any] = {name: means.get(name) for name in names}
         infinite = [name for name in names if not math.isfinite(means.get(name, 0.0))]
         columns = {name: values.tolist() for name, values in scores.per_image.items()}
         source = [one for one in found for _ in one.inputs]
         return Judgement(
             images=len(truth),
-            **{name: means.get(name) for name in names},
+            **measured,
             identified_interval=wilson(int(scores.per_image["identified"].sum()), len(truth)),
             identified_by=scores.identified_by,
             gallery=line_up,

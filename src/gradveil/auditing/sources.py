@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,7 @@ from gradveil.core.seeding import derive, generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Recipe
-from gradveil.data import ImageSet, MemoryImages, load
+from gradveil.data import UNKNOWN, ImageSet, MemoryImages, load
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, links_of
 from gradveil.defenses.public import SHIPPED
 from gradveil.domains import Domain
@@ -49,7 +49,11 @@ class Private:
     index: Tensor
     """[n]: position of each private example in the data set."""
     gallery: Tensor
-    """[m, ...]: the private examples first, then distractors of the same kind."""
+    """[m, ...]: the private examples and distractors of the same kind, in an order that the case's seed decides."""
+    places: Tensor
+    """[n]: where each private example stands in the gallery."""
+    listed: Tensor | None = None
+    """[n]: the same for the candidates that the threat model grants; None where it grants none."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What a file of the truth holds."""
@@ -76,6 +80,8 @@ class Exchange:
     log: Mapping[str, float] = field(default_factory=dict)
     randomized: bool = False
     """Whether the defense made random draws."""
+    without: ImageSet | None = None
+    """As many candidates as are granted, and no private example among them; None where there are too few for that."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +225,7 @@ def _describe(attack: Attack) -> str:
 def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | None, classes: int) -> MemoryImages:
     """The private examples and after them the other pictures.
 
-    These get labels of the private ones: a label that only private examples have would tell them from all others.
+    Nobody has labelled those for this model, and no label is made up: an adversary tries what an update allows.
     """
     if gallery is None:
         shape = tuple(inputs.shape[1:])
@@ -237,7 +243,7 @@ def _own_images(inputs: Tensor, labels: Tensor, gallery: ImageSet | Tensor | Non
     return MemoryImages.unscaled(
         name=OWN,
         images=torch.cat([inputs, others]),
-        labels=torch.cat([labels, labels[torch.arange(len(others)) % len(labels)]]),
+        labels=torch.cat([labels, torch.full((len(others),), UNKNOWN)]),
         class_names=tuple(map(str, range(classes))),
     )
 
@@ -316,19 +322,60 @@ class Simulation:
         )
 
     @cached_property
-    def private(self) -> Private:
-        """The first examples of the data set, or every k-th, and a gallery of others drawn with the case's seed."""
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Places in the data set: of the private examples, the first or every k-th, and of all others as drawn."""
         case, data = self.case, self.data
         if (case.images - 1) * case.every >= len(data):
             every = f", every {case.every}th" if case.every > 1 else ""
             raise GradveilError(f"{case.data} has {len(data)} images, too few for {case.images}{every}")
         index = torch.arange(case.images) * case.every
         others = torch.randperm(len(data), generator=generator(case.seed, "gallery"))
-        others = others[~torch.isin(others, index)][: max(0, case.gallery - case.images)]
+        others = others[~torch.isin(others, index)]
         if len(others) == 0 and case.images < 2:
             raise GradveilError(f"{case.data} is too small to hide a private image in; use a larger data set")
-        batch = data.batch(index)
-        return Private(batch, index, torch.cat([batch.inputs, data.batch(others).inputs]))
+        return index, others
+
+    @cached_property
+    def lists(self) -> tuple[Tensor | None, Tensor | None]:
+        """Places in the data set of the candidates with the private examples, and of as many without any of them.
+
+        Both in an order that the case's seed decides. Where others are fewer than it takes for the second list to be as
+        long, there is none, and all of the data set are candidates.
+        """
+        index, others = self.places
+        if Knowledge.CANDIDATES not in threat_model(self.case.threat).knows:
+            return None, None
+        count = len(others) - len(index)
+        listed = torch.cat([index, others[:count] if count > 0 else others])
+        listed = listed[torch.randperm(len(listed), generator=generator(self.case.seed, "candidates"))]
+        without = others[torch.randperm(len(others), generator=generator(self.case.seed, "without"))]
+        return listed, without if count > 0 else None
+
+    def candidates(self, listed: Tensor | None) -> ImageSet | None:
+        """The candidates at these places. Where some labels are not known, none is: it would show who is private."""
+        if listed is None:
+            return None
+        view, known = self.data.subset(listed), bool((self.data.labels != UNKNOWN).all())
+        labels = view.labels if known else torch.full_like(view.labels, UNKNOWN)
+        return replace(view, name=f"candidates of {self.data.name}", labels=labels)
+
+    @cached_property
+    def private(self) -> Private:
+        """The private examples in a gallery of others: of candidates, where the threat model grants some.
+
+        Whoever chooses among candidates would else have more luck than a gallery of more pictures lets expect.
+        """
+        (index, others), listed = self.places, self.lists[0]
+        others = others if listed is None else others[torch.isin(others, listed)]
+        hidden = torch.cat([index, others[: max(0, self.case.gallery - len(index))]])
+        hidden = hidden[torch.randperm(len(hidden), generator=generator(self.case.seed, "line-up"))]
+        return Private(
+            batch=self.data.batch(index),
+            index=index,
+            gallery=self.data.batch(hidden).inputs,
+            places=_found_in(hidden, index),
+            listed=None if listed is None else _found_in(listed, index),
+        )
 
     def broadcast(self, name: str | None, defense: Defense | None = None) -> Crafted:
         """What an honest server sends. Defenses that do not reshape the model share it and are attacked together."""
@@ -351,6 +398,7 @@ class Simulation:
         starts = range(0, case.images, case.batch_size)
         batches = [self.private.batch.take(slice(i, i + case.batch_size)).to(case.device) for i in starts]
         log, drew, public = Log(), False, PublicData(self.private.batch.inputs)
+        candidates, without = map(self.candidates, self.lists)
         honest = self.broadcast(name, defense)
 
         def replies(got: Crafted, numbers: Sequence[int], question: int = 0) -> list[Observation]:
@@ -380,7 +428,7 @@ class Simulation:
                         built_defense=defense,
                         threat=threat,
                         crafted=got.tampered,
-                        candidates=data,
+                        candidates=candidates,
                         loss=self.loss,
                     )
                 )
@@ -395,8 +443,13 @@ class Simulation:
                 server = Server(honest.module, case.model, honest.sent, data.domain, known)
                 asked = [lambda got, question, i=i: replies(got, [i], question)[0] for i in range(count)]
                 seen = interrogate(crafting, server, asked, derive(case.seed, "craft"))
-        self._exchanges[key] = Exchange(seen, log.means(), drew)
+        self._exchanges[key] = Exchange(seen, log.means(), drew, without)
         return self._exchanges[key]
+
+
+def _found_in(places: Tensor, wanted: Tensor) -> Tensor:
+    """[n]: where each of some numbers stands among others that hold it once."""
+    return (places == wanted[:, None]).int().argmax(dim=1)
 
 
 def check_device(device: str) -> None:

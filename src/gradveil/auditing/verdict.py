@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal, TypeVar
+from typing import Literal
 from xml.etree import ElementTree
 
-from gradveil.auditing.audit import Audit, Cost, Leak, Object, Row, Verdict
+from gradveil.auditing.audit import Answer, Audit, Cost, Object, Row, Verdict
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 
@@ -34,7 +34,6 @@ _MAY_DIFFER = {"defense", "tap", "threat", "evaluate_every", "checkpoint_every",
 """Settings in which a training may differ from the undefended one and still be compared with it."""
 _NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 """Characters that no XML file may hold, but the name of a defense in a stranger's file might."""
-_Leak = TypeVar("_Leak", bound=Leak)
 
 
 def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tuple[Verdict, ...]:
@@ -44,12 +43,14 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tu
     for defense in dict.fromkeys(row.defense for row in attacks):
         own = [row for row in attacks if row.defense == defense]
         worst = max(own, key=_leakage)
-        # It would say the same twice where the worst of all rebuilds.
-        rebuilt = worst_of(without_candidates(own)) if _chooses(worst) else None
+        rebuilt, alone = worst_of(without_candidates(own)), worst.prior_among(rows)
         verdict = Verdict(
             defense=defense,
             grade=privacy_grade(worst.identified_interval, worst.at_random),
-            **dict(_found(worst, rows)),
+            attack=worst.attack,
+            identified=worst.identified,
+            identified_interval=worst.identified_interval,
+            prior_only_identified=None if alone is None else alone.identified,
             threat=worst.threat,
             adversary=worst.adversary,
             images=worst.images,
@@ -58,23 +59,21 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tu
             candidates=worst.candidates,
             ranked_first=worst.ranked_first,
             round=worst.round,
-            rebuilt=None if rebuilt is None else _found(rebuilt, rows),
+            rebuilt=None if rebuilt is None else _answer(rebuilt, rows),
             flags=worst.flags,
-            sentence=_sentence(worst, worst.prior_among(rows)),
+            sentence=_sentence(worst, alone),
             cost=(costs or {}).get(defense),
         )
         found.append(judged(verdict))
     return tuple(found)
 
 
-def _found(row: Row, rows: Sequence[Row]) -> Leak:
-    alone = row.prior_among(rows)
-    return Leak(
-        attack=row.attack,
-        identified=row.identified,
-        identified_interval=row.identified_interval,
-        prior_only_identified=None if alone is None else alone.identified,
+def _answer(row: Row, rows: Sequence[Row]) -> Answer:
+    alone, share, interval = row.prior_among(rows), row.identified, row.identified_interval
+    chance, above = _beside_chance(
+        share, interval, None if alone is None else alone.identified, row.at_random, row.images
     )
+    return Answer(attack=row.attack, share=share, interval=interval, chance=chance, above_chance=above)
 
 
 def worst_of(rows: Sequence[Row]) -> Row | None:
@@ -110,24 +109,28 @@ def judged(verdict: Verdict) -> Verdict:
 
     Not being above chance is good news only with the grade to go with it.
     """
-    beside = _beside_chance(verdict, verdict)
+    share, interval, alone = verdict.identified, verdict.identified_interval, verdict.prior_only_identified
+    chance, above = _beside_chance(share, interval, alone, verdict.at_random, verdict.images or 0)
     outcome: Literal["leaks", "holds", "unknown"] = "unknown"
-    if beside.above_chance:
+    if above:
         outcome = "leaks"
-    elif beside.above_chance is False and verdict.grade in _GOOD:
+    elif above is False and verdict.grade in _GOOD:
         outcome = "holds"
-    rebuilt = None if verdict.rebuilt is None else _beside_chance(verdict.rebuilt, verdict)
-    return beside.model_copy(update={"outcome": outcome, "rebuilt": rebuilt})
+    return verdict.model_copy(update={"chance": chance, "above_chance": above, "outcome": outcome})
 
 
-def _beside_chance(found: _Leak, verdict: Verdict) -> _Leak:
-    alone, at_random, above = found.prior_only_identified, verdict.at_random, None
+def _beside_chance(
+    share: float | None,
+    interval: tuple[float, float] | None,
+    alone: float | None,
+    at_random: float | None,
+    images: int,
+) -> tuple[float | None, bool | None]:
+    """What chance reaches, and whether this share is above it."""
     chance = None if alone is None or at_random is None else max(alone, at_random)
-    if found.identified is not None and found.identified_interval is not None and chance is not None:
-        images = verdict.images or 0
-        luck = at_least(round(found.identified * images), images, chance)
-        above = found.identified_interval[0] > chance and luck < _SELDOM
-    return found.model_copy(update={"chance": chance, "above_chance": above})
+    if share is None or interval is None or chance is None:
+        return chance, None
+    return chance, interval[0] > chance and at_least(round(share * images), images, chance) < _SELDOM
 
 
 def at_least(count: int, trials: int, chance: float) -> float:

@@ -66,6 +66,8 @@ def _verdict(verdict: Any) -> Any:
     if not isinstance(verdict, dict):
         return verdict
     found = _known(verdict)
+    if isinstance(found.get("rebuilt"), dict):
+        found["rebuilt"] = _known(found["rebuilt"]) | {"chance": None}  # it was not judged
     return {"adversary": _adversary(found), **found, "at_random": _at_random(found) or 0.0, "chance": None}
 
 

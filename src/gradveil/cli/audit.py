@@ -174,8 +174,8 @@ def _print_summary(result: Audit, page: Path) -> None:
         say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
         if verdict.flags:
             say(f"  Flags: {', '.join(verdict.flags)}.")
-        if verdict.rebuilt is not None:
-            share, attack = verdict.rebuilt.identified, (verdict.rebuilt.attack or "").partition(":")[0]
+        if (rebuilt := verdict.rebuilt_apart) is not None:
+            share, attack = rebuilt.share, (rebuilt.attack or "").partition(":")[0]
             say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
         if verdict.cost is not None:
             say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")

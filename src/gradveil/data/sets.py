@@ -23,6 +23,8 @@ from gradveil.domains import Images
 Indices = Sequence[int] | Tensor
 """Positions in a data set, each from 0 to its length minus 1, in any order, repeats allowed."""
 
+UNKNOWN = -1
+"""Stands for the label of an image that nobody has labelled, such as a picture that private ones are hidden among."""
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 _FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")  # whatever a file is called, no decoder that runs a program
 _MOST_PIXELS = 100_000_000
@@ -42,7 +44,8 @@ _UPRIGHT = {
 class ImageSet(ABC):
     """Labelled images of one shape. Subclasses say where the pixels come from.
 
-    ``labels`` is int64 [n], ``class_names`` names each label, ``mean`` and ``std`` are per channel of inputs in [0, 1].
+    ``labels`` is int64 [n], ``UNKNOWN`` where there is none; ``class_names`` names each label, ``mean`` and ``std`` are
+    per channel of inputs in [0, 1].
     """
 
     name: str
@@ -54,7 +57,7 @@ class ImageSet(ABC):
     def __post_init__(self) -> None:
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
             raise GradveilError(f"{self.name}: labels must be int64 of shape [n]")
-        outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
+        outside = self.labels[(self.labels < UNKNOWN) | (self.labels >= len(self.class_names))]
         if len(outside):
             raise GradveilError(
                 f"{self.name}: label {int(outside[0])} is out of range; there are {len(self.class_names)} classes"

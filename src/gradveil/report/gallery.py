@@ -179,9 +179,9 @@ def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
     tables = [table("Every defense under its worst attack", worsts, chance_of=worsts)]
     if len(every) == len(worsts):
         return tables
-    rebuilding = {one.defense: one.rebuilt.attack if one.rebuilt else one.attack for one in audit.verdicts}
+    rebuilding = {one.defense: (one.rebuilt_apart or one).attack for one in audit.verdicts}
     rebuilt = [row for row in every if row.attack == rebuilding.get(row.defense) and row.candidates is None]
-    if rebuilt and any(verdict.rebuilt for verdict in audit.verdicts):
+    if rebuilt and any(verdict.rebuilt_apart for verdict in audit.verdicts):
         title = "Every defense under the worst attack without candidates"
         tables.append(table(title, rebuilt, chance_of=rebuilt))
     for defense, rows in attacks.items():

@@ -102,7 +102,7 @@ def _content(audit: Audit, folder: Path) -> dict[str, object]:
         "headline": words.headline(verdicts),
         "cards": [(verdict, svg.share_bar(verdict)) for verdict in verdicts],
         "ranked": any(verdict.ranked_first is not None for verdict in verdicts),
-        "rebuilt": any(verdict.rebuilt for verdict in verdicts),
+        "rebuilt": any(verdict.rebuilt_apart for verdict in verdicts),
         "privacy_grades": words.grades(audit.grades.get("privacy", {}), "%") if graded else "",
         "utility_grades": words.grades(audit.grades.get("utility", {}), "") if costed else "",
         "threats": list(dict.fromkeys((row.threat, row.adversary) for row in rows)),

@@ -85,9 +85,9 @@ class Mark:
 
     def dot(self) -> Dot:
         verdict = self.verdict
-        rebuilt = None if verdict.rebuilt is None else verdict.rebuilt.identified
+        rebuilt = None if verdict.rebuilt_apart is None else verdict.rebuilt_apart.share
         seen = f"{styled(verdict.identified, PERCENT)} identified, 95% interval {span(verdict.identified_interval)}"
-        if verdict.rebuilt is not None:
+        if verdict.rebuilt_apart is not None:
             seen += f"; without candidates {styled(rebuilt, PERCENT)}"
         return Dot(
             number=self.number,
@@ -114,7 +114,7 @@ class Tradeoff:
     @property
     def rebuilt(self) -> bool:
         """Whether some worst case is one with a list of candidates, and what is rebuilt without one is told beside."""
-        return any(mark.verdict.rebuilt is not None for mark in self.marks)
+        return any(mark.verdict.rebuilt_apart is not None for mark in self.marks)
 
 
 def tradeoff(verdicts: Sequence[Verdict]) -> Tradeoff:

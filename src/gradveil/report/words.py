@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from gradveil.auditing.audit import Leak, Row, SavedTraining, Verdict
+from gradveil.auditing.audit import Answer, Row, SavedTraining, Verdict
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, finite, styled
 
 NO_MOVE = "It has no counter-move here, and goes by what the update itself shows."
@@ -83,7 +83,7 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     if not known:
         return f"At worst, {extreme}; chance was not measured, so there is nothing to compare this with."
     if len(judged) == 1:
-        beside = "" if worst.rebuilt is None else styled(worst.rebuilt.identified, PERCENT)
+        beside = "" if worst.rebuilt_apart is None else styled(worst.rebuilt_apart.share, PERCENT)
         beside = beside and f" Without a list of candidates it was {beside}."
         return (
             f"With the attacks tried, {extreme}: {'' if known[0] else 'not '}more often than chance explains.{beside}"
@@ -96,9 +96,11 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     if least == most:
         spread = f"It was {styled(most, PERCENT)} in every setting"
     # In how many settings it took no list to choose from; nothing where no attack had one.
-    rebuilding: list[Leak | None] = [one.rebuilt or (one if one.ranked_first is None else None) for one in verdicts]
+    rebuilding: list[Answer | Verdict | None] = [
+        one.rebuilt_apart or (one if one.ranked_first is None else None) for one in verdicts
+    ]
     rebuilt = [one.above_chance for one in rebuilding if one is not None and one.above_chance is not None]
-    if rebuilt and any(verdict.rebuilt for verdict in verdicts):
+    if rebuilt and any(verdict.rebuilt_apart for verdict in verdicts):
         enough = f"were enough for that in {sum(rebuilt)} of {len(rebuilt)}"
         spread = f"Pictures rebuilt without a list of candidates {enough}. {spread}"
     return (
