@@ -74,7 +74,7 @@ FILES = {
     "study.yaml": json.dumps(STUDY),
     "setting.py": SETTING,
 }
-TIMES = frozenset({"seconds", "round_seconds", "way", "each", "graph", "strategy"})
+TIMES = frozenset({"started", "seconds", "round_seconds", "way", "each", "graph", "strategy"})
 """What may differ from run to run: times, and in the one folder where it is not fixed, the way that was fastest."""
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}")
 SECONDS = 300.0

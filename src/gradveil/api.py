@@ -24,6 +24,7 @@ from gradveil.auditing.run import run
 from gradveil.auditing.sources import own
 from gradveil.client import cross_entropy
 from gradveil.core.atomic import write_atomically
+from gradveil.core.environment import without_home
 from gradveil.core.errors import GradveilError
 from gradveil.core.fields import Json
 from gradveil.core.progress import SILENT, Progress
@@ -108,7 +109,8 @@ def audit(
     elif (folder := Path(out)) and (folder / "audit.json").exists():
         raise GradveilError(f"{folder} holds an audit already: give out= another folder")
     try:
-        result = AuditResult(run(plan, folder, progress=shown), folder, plan.domain)
+        command = _call(plan.case.as_json(), loss, recipe, gallery, out, suite=not chosen)
+        result = AuditResult(run(plan, folder, command=command, progress=shown), folder, plan.domain)
     except BaseException:
         if out is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -116,6 +118,18 @@ def audit(
     if out is None:
         weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
     return result
+
+
+def _call(case: Json, loss: Loss, recipe: Recipe | None, gallery: object, out: object, *, suite: bool) -> str:
+    """The call that makes this audit, in a program that holds the model, the batch and what stands as ``...``."""
+    said = {name: list(case[name]) for name in ("defenses", *([] if suite else ["attacks"]))}
+    said |= {name: case[name] for name in ("threat", "batch_size", "budget", "seed")}
+    parts = [f"{name}={value!r}" for name, value in said.items()]
+    parts += ["loss=..."] if loss is not cross_entropy else []
+    parts += [f"recipe={recipe!r}"] if recipe is not None else []
+    parts += ["gallery=..."] if gallery is not None else []
+    parts += [f"out={str(out)!r}"] if out is not None else []
+    return without_home(f"gradveil.audit(model, batch, {', '.join(parts)})")
 
 
 class AuditResult:

@@ -31,6 +31,8 @@ from gradveil.metrics.table import ImageMetrics, Number, finite
 VERSION = 2
 PRIOR_ONLY = "prior-only"
 """What stands for the attack in the row of a search without the update."""
+OWN = "your batch"
+"""What stands for the data in the case of a program's own audit."""
 
 
 def _text(value: object) -> object:
@@ -322,6 +324,22 @@ class SavedTraining(_Record):
     clients: tuple[Whole, ...] = ()
 
 
+class Provenance(_Record):
+    """Where an audit comes from, for somebody who has nothing but its file. No number depends on it."""
+
+    started: Text
+    """When it was begun, in UTC as 2026-11-18T08:30:00Z."""
+    version: Text
+    """Of Gradveil, and the commit of its source, as it was when the last rows were made."""
+    commit: Text | None = None
+    """None where Gradveil does not run from a git checkout; it ends in "-dirty" where the checkout was changed."""
+    commands: tuple[Text, ...] = ()
+    """What was typed, or the call in Python, in order: an audit may be gone on with. The home folder stands as ~."""
+    data: Text | None = None
+    """SHA-256 of the private examples and labels, and below of the line-up; None where nobody knows the truth."""
+    line_up: Text | None = None
+
+
 class Audit(_Record):
     """An audit. ``case`` and ``environment`` are kept as they were written."""
 
@@ -330,6 +348,10 @@ class Audit(_Record):
     """False while rows are missing."""
     case: Object = {}
     environment: Object = {}
+    provenance: Provenance | None = None
+    """None in older audits."""
+    class_names: dict[int, Text] = {}
+    """By label that stands in a row, what it is called where that is more than its number."""
     rows: tuple[Row, ...]
     verdicts: tuple[Verdict, ...] = ()
     trainings: tuple[SavedTraining, ...] = ()

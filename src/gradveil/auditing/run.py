@@ -5,6 +5,7 @@ Cells of one attack whose clients answered the same broadcast are attacked as on
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass, replace
@@ -13,18 +14,28 @@ from typing import Any
 
 import torch
 
-from gradveil import models
+from gradveil import __version__, models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Membership, Row, SavedTraining, Trace
+from gradveil.auditing.audit import (
+    OWN,
+    PRIOR_ONLY,
+    Audit,
+    Files,
+    Membership,
+    Provenance,
+    Row,
+    SavedTraining,
+    Trace,
+)
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, membership, ranked, unscored
-from gradveil.auditing.sources import OWN, AuditPlan, Cell, simulated
+from gradveil.auditing.sources import AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import GRADES, costs, verdicts
 from gradveil.client import running_statistics
-from gradveil.core.environment import environment
+from gradveil.core.environment import environment, now, source_commit
 from gradveil.core.errors import BadFileError, GradveilError, StrategyError
 from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
@@ -36,21 +47,28 @@ TOGETHER = {"cpu": 128, "cuda": 1024}
 """At most so many problems in one batch: more gain little there, and an interrupted batch starts again."""
 
 
-def run_case(case: Case, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
+def run_case(
+    case: Case, folder: Path, *, resume: bool = False, command: str | None = None, progress: Progress = SILENT
+) -> Audit:
     """Audit simulated clients into a folder, and return what ``audit.json`` holds. Rows already saved are kept."""
-    return run(simulated(case, progress=progress), folder, resume=resume, progress=progress)
+    return run(simulated(case, progress=progress), folder, resume=resume, command=command, progress=progress)
 
 
-def run_observed(case: ObservedCase, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
+def run_observed(
+    case: ObservedCase, folder: Path, *, resume: bool = False, command: str | None = None, progress: Progress = SILENT
+) -> Audit:
     """Audit saved exchanges into a folder, and return what ``audit.json`` holds. Rows already saved are kept."""
-    return run(saved(case, progress=progress), folder, resume=resume, progress=progress)
+    return run(saved(case, progress=progress), folder, resume=resume, command=command, progress=progress)
 
 
 @alone
-def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> Audit:
-    """Run a plan, whatever its source, into a folder."""
+def run(
+    plan: AuditPlan, folder: Path, *, resume: bool = False, command: str | None = None, progress: Progress = SILENT
+) -> Audit:
+    """Run a plan, whatever its source, into a folder; ``command`` is what was typed or called for that."""
     store, cells = Store(folder), plan.cells
     store.open(resume=resume, case=plan.case.as_json())
+    provenance = _provenance(plan, store, command)
     kept = {cell.digest: store.row(cell.digest) for cell in cells}
     rows = {digest: row for digest, row in kept.items() if row is not None}
     for cell in cells:
@@ -66,7 +84,8 @@ def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progre
     def audit() -> Audit:
         done = [rows[cell.digest] for cell in cells if cell.digest in rows]
         complete = len(done) == len(cells)
-        return assemble(plan.case, done, complete=complete, left_out=plan.left_out, trainings=plan.trainings)
+        found = assemble(plan.case, done, complete=complete, left_out=plan.left_out, trainings=plan.trainings)
+        return found.model_copy(update={"provenance": provenance, "class_names": _named(done, plan.class_names)})
 
     written: set[Path] = set()
     with progress.task("audit", len(cells)) as task:
@@ -128,7 +147,8 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         store.save_row(row.digest, row)
         rows.append(row)
     anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
-    anew = anew.model_copy(update={"case": audit.case, "environment": audit.environment})
+    kept = ("case", "environment", "provenance", "class_names")
+    anew = anew.model_copy(update={name: getattr(audit, name) for name in kept})
     store.save_audit(anew)
     return anew
 
@@ -296,6 +316,35 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
             truth=None if private is None else store.relative(truth),
         ),
     )
+
+
+def _provenance(plan: AuditPlan, store: Store, command: str | None) -> Provenance:
+    """Who goes on with an audit adds a command to it, and does not begin it anew."""
+    before = store.read_audit().provenance if store.audit.exists() else None
+    commands = (*(before.commands if before else ()), *([command] if command else []))
+    stages = {cell.paths: cell for cell in plan.cells if not cell.prior_only}
+    privates = [private for cell in stages.values() if (private := cell.private()) is not None]
+
+    def whole(digests: Sequence[str]) -> str | None:
+        """One digest of all stages; of one stage its own."""
+        return hashlib.sha256("".join(digests).encode()).hexdigest() if len(digests) > 1 else next(iter(digests), None)
+
+    return Provenance(
+        started=before.started if before else now(),
+        version=__version__,
+        commit=source_commit(),
+        commands=tuple(dict.fromkeys(commands)),
+        data=whole([one.digest() for one in privates]),
+        line_up=whole([one.line_up() for one in privates]),
+    )
+
+
+def _named(rows: Sequence[Row], names: Sequence[str]) -> dict[int, str]:
+    """The names of the labels in these rows. A number is no name."""
+    images = [image for row in rows for image in row.per_image]
+    labels = {label for image in images for label in (image.label, image.label_guess)}
+    found = ((label, names[label]) for label in range(len(names)) if label in labels)
+    return {label: name for label, name in found if name != str(label)}
 
 
 def _judge(plan: AuditPlan, progress: Progress) -> Judge | None:

@@ -233,7 +233,9 @@ def saved(case: ObservedCase, *, progress: Progress = SILENT) -> AuditPlan:
         searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
         cells += [cell(spec, chance, prior_only=True) for spec in searching]
     records = tuple(folder.record() for folder in folders)
-    return AuditPlan(case=case, cells=cells, domain=files[0].seen[0].domain, trainings=records)
+    data = folders[0].data if all(folder.data == folders[0].data for folder in folders) else None
+    names = read(data).class_names if pictures and data is not None else ()  # with no truth, no data set was read
+    return AuditPlan(case=case, cells=cells, domain=files[0].seen[0].domain, trainings=records, class_names=names)
 
 
 def read_folders(case: ObservedCase) -> list[ExchangeFolder]:

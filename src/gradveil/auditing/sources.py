@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gradveil import models
 from gradveil.attacks import ATTACKS, Attack, Crafted, Server
 from gradveil.attacks.active.interrogation import interrogate
-from gradveil.auditing.audit import SavedTraining
+from gradveil.auditing.audit import OWN, SavedTraining
 from gradveil.auditing.case import Case, ObservedCase, distinct, make_case
 from gradveil.auditing.suites import SuiteSetting, suite
 from gradveil.auditing.verdict import costs
@@ -38,8 +38,6 @@ from gradveil.defenses.public import SHIPPED
 from gradveil.domains import Domain
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 
-OWN = "your batch"
-"""What stands for the data in the case of a program's own audit."""
 PUBLIC = 1000
 """Examples of the same kind that a server may hold."""
 
@@ -64,6 +62,13 @@ class Private:
         """What a file of the truth holds."""
         tensors = {"inputs": self.batch.inputs, "labels": self.batch.labels, "index": self.index}
         return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+    def digest(self) -> str:
+        """Of the private examples and their labels, wherever they stand in a data set."""
+        whole = hashlib.sha256()
+        for tensor in (self.batch.inputs, self.batch.labels):
+            whole.update(tensor.cpu().contiguous().numpy().tobytes())
+        return whole.hexdigest()
 
     def line_up(self) -> str:
         """A digest of the gallery."""
@@ -156,6 +161,8 @@ class AuditPlan:
     trainings: tuple[SavedTraining, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     """By defense that cannot work on the model, why."""
+    class_names: Sequence[str] = ()
+    """Of each label; empty where nobody knows them."""
 
 
 def simulated(case: Case, data: ImageSet | None = None, *, progress: Progress = SILENT) -> AuditPlan:
@@ -320,7 +327,14 @@ class Simulation:
         crossed = [cell(spec, name, number) for spec in attacks for name in fitting for number in rounds[name]]
         searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
         alone = [cell(spec, case.defenses[0], prior_only=True) for spec in searching]
-        return AuditPlan(case=case, cells=crossed + alone, domain=data.domain, private=private, left_out=left_out)
+        return AuditPlan(
+            case=case,
+            cells=crossed + alone,
+            domain=data.domain,
+            private=private,
+            left_out=left_out,
+            class_names=data.class_names,
+        )
 
     @cached_property
     def places(self) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 from rich.table import Table
 
@@ -25,8 +26,10 @@ from gradveil.auditing import (
     write_junit,
 )
 from gradveil.auditing.audit import Answer, CeilingAnswer
+from gradveil.cli import ARGUMENTS
 from gradveil.cli.options import checked_device, fields_of_file, options_from
 from gradveil.cli.progress import Terminal, print_table, say
+from gradveil.core.environment import typed
 from gradveil.core.errors import GradveilError
 from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
@@ -86,12 +89,15 @@ def audit(
         raise GradveilError("--resume goes on with the audit of a folder: name it with --out")
     folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
     again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
+    command = typed(click.get_current_context().meta[ARGUMENTS])
     with claimed(folder):  # until the report is written: it is of these rows
         try:
             if "observations" in fields:
-                result = run_observed(make_observed_case(fields), folder, resume=resume, progress=Terminal())
+                saved = make_observed_case(fields)
+                result = run_observed(saved, folder, resume=resume, command=command, progress=Terminal())
             else:
-                result = run_case(make_case(fields), folder, resume=resume, progress=Terminal())
+                case = make_case(fields)
+                result = run_case(case, folder, resume=resume, command=command, progress=Terminal())
         except KeyboardInterrupt:
             say(f"interrupted; finished rows are kept: go on with {again}", err=True)
             raise typer.Exit(130) from None

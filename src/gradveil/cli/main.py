@@ -21,6 +21,7 @@ import typer
 import typer.core
 
 from gradveil import __version__
+from gradveil.cli import ARGUMENTS
 from gradveil.core.errors import GradveilError, PluginWarning
 
 INTERRUPTED = "gradveil: interrupted"
@@ -92,6 +93,10 @@ def _load_option() -> click.Option:
 
 class Commands(typer.core.TyperGroup):
     """Loads a command when it is called, and says so when one is interrupted: Typer exits without a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)

@@ -47,6 +47,7 @@ def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
             _link(path, target / path.relative_to(source))
         own.save_row(row.digest, row)
     audit = assemble(chosen, rows, complete=True, left_out=left_out)
+    audit = audit.model_copy(update={"provenance": whole.provenance, "class_names": whole.class_names})
     own.save_audit(audit)
     return audit
 
