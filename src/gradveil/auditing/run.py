@@ -17,12 +17,13 @@ from gradveil import models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
 from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Row, SavedTraining, Trace
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
+from gradveil.auditing.ceilings import ceilings
 from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, ranked, unscored
 from gradveil.auditing.sources import OWN, AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
-from gradveil.auditing.verdict import GRADES, costs, verdicts
+from gradveil.auditing.verdict import GRADES, Ceilings, costs, verdicts
 from gradveil.client import running_statistics
 from gradveil.core.environment import environment
 from gradveil.core.errors import BadFileError, GradveilError, StrategyError
@@ -66,7 +67,16 @@ def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progre
     def audit() -> Audit:
         done = [rows[cell.digest] for cell in cells if cell.digest in rows]
         complete = len(done) == len(cells)
-        return assemble(plan.case, done, complete=complete, left_out=plan.left_out, trainings=plan.trainings)
+        proved = ceilings(plan.proofs, done)
+        return assemble(
+            plan.case,
+            done,
+            complete=complete,
+            left_out=plan.left_out,
+            trainings=plan.trainings,
+            ceilings=proved,
+            people=plan.labels_are_people,
+        )
 
     written: set[Path] = set()
     with progress.task("audit", len(cells)) as task:
@@ -124,7 +134,15 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         row = old.model_copy(update=dict(judged))
         store.save_row(row.digest, row)
         rows.append(row)
-    anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
+    anew = assemble(
+        plan.case,
+        rows,
+        complete=audit.complete,
+        left_out=audit.left_out,
+        trainings=plan.trainings,
+        ceilings=ceilings(plan.proofs, rows),
+        people=plan.labels_are_people,
+    )
     anew = anew.model_copy(update={"case": audit.case, "environment": audit.environment})
     store.save_audit(anew)
     return anew
@@ -137,10 +155,12 @@ def assemble(
     complete: bool,
     left_out: Mapping[str, str] | None = None,
     trainings: tuple[SavedTraining, ...] = (),
+    ceilings: Mapping[str, Ceilings] | None = None,
+    people: bool = False,
 ) -> Audit:
     """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
-    judged = verdicts(marked, costs(case.training))
+    judged = verdicts(marked, costs(case.training), ceilings, people=people)
     return Audit(
         complete=complete,
         case=case.as_json(),
@@ -148,6 +168,7 @@ def assemble(
         rows=marked,
         verdicts=judged,
         trainings=trainings,
+        labels_are_people=people,
         flags=explained(marked, judged),
         grades=GRADES,
         left_out=dict(left_out or {}),
