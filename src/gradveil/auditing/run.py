@@ -27,13 +27,17 @@ from gradveil.auditing.audit import (
     SavedTraining,
     Trace,
 )
+=======
+from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Membership, Row, SavedTraining, Trace
+>>>>>>> verdict
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
+from gradveil.auditing.ceilings import ceilings
 from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, membership, ranked, unscored
 from gradveil.auditing.sources import AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
-from gradveil.auditing.verdict import GRADES, costs, verdicts
+from gradveil.auditing.verdict import GRADES, Ceilings, costs, verdicts
 from gradveil.client import running_statistics
 from gradveil.core.environment import environment, now, source_commit
 from gradveil.core.errors import BadFileError, GradveilError, StrategyError
@@ -84,7 +88,15 @@ def run(
     def audit() -> Audit:
         done = [rows[cell.digest] for cell in cells if cell.digest in rows]
         complete = len(done) == len(cells)
-        found = assemble(plan.case, done, complete=complete, left_out=plan.left_out, trainings=plan.trainings)
+        found = assemble(
+            plan.case,
+            done,
+            complete=complete,
+            left_out=plan.left_out,
+            trainings=plan.trainings,
+            ceilings=ceilings(plan.proofs, done),
+            people=plan.labels_are_people,
+        )
         return found.model_copy(update={"provenance": provenance, "class_names": _named(done, plan.class_names)})
 
     written: set[Path] = set()
@@ -146,9 +158,17 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         row = old.model_copy(update=dict(judged) | kept)
         store.save_row(row.digest, row)
         rows.append(row)
-    anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
-    kept = ("case", "environment", "provenance", "class_names")
-    anew = anew.model_copy(update={name: getattr(audit, name) for name in kept})
+    anew = assemble(
+        plan.case,
+        rows,
+        complete=audit.complete,
+        left_out=audit.left_out,
+        trainings=plan.trainings,
+        ceilings=ceilings(plan.proofs, rows),
+        people=plan.labels_are_people,
+    )
+    of_old = ("case", "environment", "provenance", "class_names")
+    anew = anew.model_copy(update={name: getattr(audit, name) for name in of_old})
     store.save_audit(anew)
     return anew
 
@@ -160,10 +180,12 @@ def assemble(
     complete: bool,
     left_out: Mapping[str, str] | None = None,
     trainings: tuple[SavedTraining, ...] = (),
+    ceilings: Mapping[str, Ceilings] | None = None,
+    people: bool = False,
 ) -> Audit:
     """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
-    judged = verdicts(marked, costs(case.training))
+    judged = verdicts(marked, costs(case.training), ceilings, people=people)
     return Audit(
         complete=complete,
         case=case.as_json(),
@@ -171,6 +193,7 @@ def assemble(
         rows=marked,
         verdicts=judged,
         trainings=trainings,
+        labels_are_people=people,
         flags=explained(marked, judged),
         grades=GRADES,
         left_out=dict(left_out or {}),

@@ -105,7 +105,7 @@ def _untried(own: Sequence[Row], ceiling: CeilingAnswer) -> list[str]:
     proved = ceiling.recognised is not None and _beyond(ceiling.recognised, chance) <= GRADES["privacy"]["B"]
     scored = [row for row in own if row.identified is not None]
     moves = [row.counter_moves for row in scored if row.counter_moves is not None]
-    countered = any(None not in each.values() for each in moves)
+    countered = own[0].defense == "none" or any(None not in each.values() for each in moves)
     flags = [] if countered or proved else [NO_COUNTER_MOVE]
     return flags if any(_chooses(row) for row in scored) else [*flags, NO_CANDIDATES]
 
