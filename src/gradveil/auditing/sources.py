@@ -409,7 +409,7 @@ class Simulation:
 
             def streams(number: int) -> Streams:
                 def stream(now: int) -> Stream:
-                    again = [*([question] if question else []), *([f"round {now}"] if now > 1 else [])]
+                    again = ([question] if question else []) + ([-now] if now > 1 else [])
                     drawn.append(Stream.seeded(case.seed, "defense", name, number, *again))
                     return drawn[-1]
 
