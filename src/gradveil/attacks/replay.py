@@ -320,7 +320,7 @@ class BlackBox:
         scores = _learnt(cheap, seen, draws, few, plain)
         if way == cheap:
             return scores, f"{way} of {LONG} candidates"
-        best = scores.argsort(dim=1)[:, :SHORT].unique()
+        best = torch.unique(scores.argsort(dim=1)[:, :SHORT])
         again = self.draws([[place] for place in best.tolist()], times)
         finals = WAYS[way](seen, again, plain.take(best))
         # all others rank behind those that were run

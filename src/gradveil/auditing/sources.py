@@ -313,6 +313,7 @@ class Simulation:
         def cell(spec: str, name: str, number: int = 1, *, prior_only: bool = False) -> Cell:
             attack, defense = attacks[spec], fitting[name]
             reshaped = DEFENSES.reshaping(name, defense)
+            once = prior_only or rounds[name] == (1,)
             return Cell(
                 spec=spec,
                 attack=attack,
@@ -325,9 +326,7 @@ class Simulation:
                 private=lambda: private,
                 module=lambda: self.broadcast(name, defense).module,
                 keep=reshaped is None or all(split_spec(link)[0] in DEFENSES for link in DEFENSES.links(reshaped)),
-                origin=Origin()
-                if prior_only or rounds[name] == (1,)
-                else Origin(stage=f"round {number}", round=number),
+                origin=Origin() if once else Origin(stage=f"round {number}", round=number),
             )
 
         crossed = [cell(spec, name, number) for spec in attacks for name in fitting for number in rounds[name]]
@@ -450,7 +449,7 @@ class Simulation:
 
             def streams(number: int) -> Streams:
                 def stream(now: int) -> Stream:
-                    again = [*([question] if question else []), *([f"round {now}"] if now > 1 else [])]
+                    again = ([question] if question else []) + ([-now] if now > 1 else [])
                     drawn.append(Stream.seeded(case.seed, "defense", name, number, *again))
                     return drawn[-1]
 

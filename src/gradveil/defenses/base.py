@@ -12,7 +12,7 @@ import re
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import combinations
 from typing import Any, ClassVar, Literal, cast
@@ -377,7 +377,8 @@ def can_remember(defense: Defense) -> bool:
     plain = (bool, int, float, str, tuple, type(None))
 
     def fixed(link: Defense) -> bool:
-        frozen = is_dataclass(link) and type(link).__dataclass_params__.frozen
+        options = getattr(type(link), "__dataclass_params__", None)
+        frozen = options is not None and options.frozen
         return type(link) is Defense or (frozen and all(isinstance(value, plain) for value in vars(link).values()))
 
     return not all(map(fixed, links_of(defense)))

@@ -170,9 +170,9 @@ def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
     for row in audit.rows:
         if not row.is_prior:
             attacks.setdefault(row.defense, []).append(row)
-    named = {verdict.defense: verdict.attack for verdict in audit.verdicts}
+    named = {verdict.defense: (verdict.attack, verdict.round) for verdict in audit.verdicts}
     worst = {
-        defense: next((row for row in rows if row.attack == named.get(defense)), rows[0])
+        defense: next((row for row in rows if (row.attack, row.round) == named.get(defense)), rows[0])
         for defense, rows in attacks.items()
     }
     worsts, every = list(worst.values()), [row for rows in attacks.values() for row in rows]
@@ -192,7 +192,7 @@ def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
 
 
 def _against(row: Row, *, by_attack: bool) -> Strip:
-    chosen = words.choice(row)
+    chosen = words.choice(row) + ("" if row.stage is None else f", {row.stage}")
     if row.is_prior:
         name, detail = "Chance", f"{words.attack_name(row)}{chosen}"
         who = f"{'Chosen' if chosen else 'Drawn'} without the update for"
