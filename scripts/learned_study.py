@@ -3,7 +3,7 @@
     python scripts/learned_study.py [--pairs N] [--device cuda] [--model resnet18] [--out FILE] [NAME ...]
 
 Names are those of tests/naive.py, or specs of defenses. The private images are the 100 CIFAR-10 samples, which are also
-the list; every client has a defense of its own that nobody used before.
+the list; every client has a defense of its own that nobody used before. Seconds are those of one core.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def main() -> None:
     given = parser.parse_args()
     for name in given.names:
         observations = seen(name, given.model, given.device)
-        started = time.perf_counter()
+        started = time.process_time()
         chosen = Learned(rank=True, pairs=given.pairs, keep=False)(observations)
         rebuilt = Learned(pairs=given.pairs, keep=False)(observations)
-        seconds = time.perf_counter() - started
+        seconds = time.process_time() - started
         first = [int(one.scores.argmin()) == place for place, one in enumerate(chosen) if one.scores is not None]
         pictures, labels = torch.cat([one.inputs for one in rebuilt]), torch.cat([one.labels for one in rebuilt])
         errors = (pictures - DATA.batch(range(len(DATA))).inputs).square().flatten(1).mean(dim=1)
