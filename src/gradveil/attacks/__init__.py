@@ -26,5 +26,6 @@ from gradveil.attacks.replay import Replay
 __all__ = [
     "ATTACKS", "BUDGETS", "DLG", "GGL", "GIAS", "GIFD", "IDLG", "SME", "Analytic", "Attack", "Budget", "Crafted",
     "Fingerprint", "Fishing", "GradInversion", "Identify", "Imprinting", "Informed", "InvertingGradients", "Learned",
-    "Matching", "Reconstruction", "Replay", "Server", "Trap", "finite_or_none", "load_reconstructions", "save_reconstructions",
+    "Matching", "Reconstruction", "Replay", "Server", "Trap", "finite_or_none", "load_reconstructions",
+    "save_reconstructions",
 ]  # fmt: skip

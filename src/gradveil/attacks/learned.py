@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -27,9 +28,9 @@ from gradveil.attacks.parts.pairs import Reader, make_pairs
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.trees import stack
-from gradveil.core.types import Params, cross_entropy
+from gradveil.core.types import Loss, cross_entropy
 from gradveil.data import ImageSet, load
-from gradveil.data.public import public_images_apart
+from gradveil.data.public import AT_ONCE, public_images_apart
 from gradveil.defenses import Defense, links_of
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -40,8 +41,8 @@ LEAST_PUBLIC = 2000
 """Public examples below which a decoder learns next to nothing."""
 KEPT = 8
 """Decoders in memory."""
-_memory: dict[str, tuple[Decoder, Defense | None]] = {}
-"""By digest, the decoder; and the defense, so that no other object gets its identity."""
+_memory: dict[str, tuple[Decoder, Defense | None, Loss]] = {}
+"""By digest, the decoder; with the defense and the loss, so that no other object gets their identity."""
 
 
 @ATTACKS.register("learned")
@@ -54,7 +55,7 @@ class Learned(Attack):
     public: str | None = None
     """The spec of a data set of public examples; none: the other split of the private collection, if it is there."""
     pairs: int | None = None
-    """Examples and updates to learn from; none: as many as the defense makes in some seconds, at most 16,000."""
+    """Examples and updates to learn from; none: as many as the defense makes in some seconds, at most 12,000."""
     keep: bool = True
     """Keep what was learned on disk."""
 
@@ -81,7 +82,9 @@ class Learned(Attack):
             read = decoder.read(decoder.reduced(entries), statistics)
             if not self.rank:
                 pictures, labels = decoder.pictures(read)
-                return [self._rebuilt(one, *each, float(decoder.measured[0])) for each in zip(pictures, labels)]
+                return [
+                    self._rebuilt(one, *each, float(decoder.measured[0])) for each in zip(pictures, labels, strict=True)
+                ]
             known = candidates_of(one, None)
             tried = with_labels(known, seen)
             batch = tried.entries.batch(range(len(tried.entries)))
@@ -95,42 +98,23 @@ class Learned(Attack):
     def decoder(self, one: Observation, progress: Progress) -> Decoder:
         """What was learned about this defense and this broadcast: now, before in this process, or before on disk."""
         public, size = _public(one, self.public), one.batch_size or 1
+        digest = _digest(one, public, self.pairs)
         links = [link for _, link in one.known_links()]
-        digest = hashlib.sha256(json.dumps(
-            [FORMAT, __version__, torch.__version__, self.pairs, size, asdict(one.recipe) if one.recipe else None,
-             one.domain.kind, asdict(one.domain), one.kind, one.defense],  # type: ignore[call-overload]
-        ).encode())  # fmt: skip
-        digest.update(repr(one.module).encode())
-        for name, tensor in _tensors(one).items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        for start in range(0, len(public), 1024):
-            batch = public.batch(range(start, min(start + 1024, len(public))))
-            digest.update((batch.inputs * 255).round().byte().numpy().tobytes() + batch.labels.numpy().tobytes())
-        named = all(link is not None and _is_ours(link) for link in links) and one.loss is cross_entropy
-        key = digest.hexdigest() if named else f"{digest.hexdigest()} {id(one.built_defense)} {id(one.loss)}"
+        named = one.loss is cross_entropy and all(link is not None and _is_ours(link) for link in links)
+        key = digest if named else f"{digest} {id(one.built_defense)} {id(one.loss)}"
         if key in _memory:
             return _memory[key][0]
-        path = cache_folder() / "learned" / f"{digest.hexdigest()[:32]}.safetensors"
-        reader = Reader(one.reply)
-        decoder = None
-        if named and self.keep and path.is_file():
-            try:
-                entries, statistics = reader({name: tensor[None] for name, tensor in one.reply.items()})
-                sizes = {"entries": entries.shape[1], "statistics": statistics.shape[1]}
-                sizes |= {"pixels": math.prod(one.domain.shape), "classes": one.domain.classes}
-                decoder = load_decoder(path, sizes)
-            except BadFileError:
-                decoder = None  # it is made again, and replaced
+        path = cache_folder() / "learned" / f"{digest}.safetensors"
+        decoder = _kept(path, one) if named and self.keep else None
         if decoder is None:
-            device = next(iter(one.sent.values())).device
             made = make_pairs(one, public, size, self.pairs, progress)
+            device = next(iter(one.sent.values())).device
             decoder = train_decoder(made, one.domain.classes, 0, progress, device)
             if named and self.keep:
                 save_decoder(path, decoder)
         while len(_memory) >= KEPT:
             del _memory[next(iter(_memory))]
-        _memory[key] = decoder, one.built_defense
+        _memory[key] = decoder, one.built_defense, one.loss
         return decoder
 
     def _rebuilt(self, one: Observation, picture: Tensor, labels: Tensor, error: float) -> Reconstruction:
@@ -188,7 +172,28 @@ def _is_ours(link: Defense) -> bool:
         return False
 
 
-def _tensors(one: Observation) -> Params:
-    """All that an update depends on in the model: what was sent, and what both sides agreed on before."""
+def _digest(one: Observation, public: ImageSet, pairs: int | None) -> str:
+    """Of all that a decoder depends on, but the code of a defense that is not ours."""
+    facts = [FORMAT, __version__, torch.__version__, pairs, one.batch_size, one.kind, one.defense, repr(one.recipe)]
+    found = hashlib.sha256(json.dumps([*facts, repr(one.domain), repr(one.module)]).encode())
     agreed = {name: tensor for name, tensor in one.module.state_dict().items() if name not in one.sent}
-    return {**one.sent, **agreed}
+    for name, tensor in {**one.sent, **agreed}.items():
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.device.type}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for start in range(0, len(public), AT_ONCE):
+        batch = public.batch(range(start, min(start + AT_ONCE, len(public))))
+        found.update((batch.inputs * 255).round().byte().cpu().numpy().tobytes() + batch.labels.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _kept(path: Path, one: Observation) -> Decoder | None:
+    """The decoder that an earlier audit kept; None if there is none, or its file is damaged: it is made again."""
+    if not path.is_file():
+        return None
+    entries, statistics = Reader(one.reply)({name: tensor[None] for name, tensor in one.reply.items()})
+    sizes = {"entries": entries.shape[1], "statistics": statistics.shape[1]}
+    sizes |= {"pixels": math.prod(one.domain.shape), "classes": one.domain.classes}
+    try:
+        return load_decoder(path, sizes)
+    except BadFileError:
+        return None

@@ -84,6 +84,21 @@ class Body(nn.Module):
 class Decoder(nn.Module):
     """Both models and the fixed linear maps before and after them."""
 
+    bodies: nn.ModuleDict
+    entry_mean: Tensor
+    entry_scale: Tensor
+    reduction: Tensor
+    reduced_scale: Tensor
+    statistic_mean: Tensor
+    statistic_scale: Tensor
+    picture_mean: Tensor
+    picture_axes: Tensor
+    look_scale: Tensor
+    weights: Tensor
+    """[2, 2]: how much each model counts, for pictures (first row) and for lists."""
+    measured: Tensor
+    """[2]: the mean squared error and the share recognised, on held-out pairs."""
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes, reduced = sizes, sizes.components + sizes.directions
@@ -94,8 +109,6 @@ class Decoder(nn.Module):
             "weights": [2, 2], "measured": [2],
         }.items():  # fmt: skip
             self.register_buffer(name, torch.zeros(shape))
-        """``weights`` say how much each model counts for pictures (first row) and for lists; ``measured`` are the mean
-        squared error and the share recognised on held-out pairs."""
         inputs = {"entries": reduced + sizes.statistics, "norms": sizes.statistics}
         self.bodies = nn.ModuleDict({name: Body(count, WIDTH[name], sizes) for name, count in inputs.items()})
 
@@ -138,11 +151,9 @@ class Decoder(nn.Module):
     def pictures(self, read: dict[str, Tensor], weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Pictures [n, pixels] and log-probabilities of labels [n, classes]; of several examples the mean."""
         weights = self.weights[0] if weights is None else weights
-        hidden = {name: body.layers(read[name]) for name, body in self.bodies.items()}
-        codes, labels = (
-            sum(weight * getattr(self.bodies[name], head)(own) for weight, (name, own) in zip(weights, hidden.items()))
-            for head in ("code", "label")
-        )
+        hidden = [(body, body.layers(read[name])) for name, body in self.bodies.items()]
+        codes = torch.stack([body.code(own) for body, own in hidden], dim=-1) @ weights
+        labels = torch.stack([body.label(own) for body, own in hidden], dim=-1) @ weights
         codes = codes / self.look_scale[: codes.shape[1]].clamp(min=1e-12)
         return codes @ self.picture_axes[:, : codes.shape[1]].T + self.picture_mean, labels.log_softmax(dim=1)
 

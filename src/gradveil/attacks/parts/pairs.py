@@ -13,7 +13,7 @@ from torch import Tensor
 from gradveil.attacks.parts.candidate_updates import group_size, groups, updates_for
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
-from gradveil.core.progress import Progress
+from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import stack
@@ -30,7 +30,7 @@ LEAST = 64
 TINY = 1e-30
 TRIED = 32
 """Replies that are timed."""
-FASTEST = 16_000
+FASTEST = 12_000
 SLOWEST = 2_000
 """Pairs at most and at least, where the time that the defense takes decides."""
 SECONDS = 25.0
@@ -116,7 +116,7 @@ class DefendedClients:
         return stack([run.reply().update for run in runs])
 
 
-def make_pairs(one: Observation, public: ImageSet, size: int, count: int | None, progress: Progress) -> Pairs:
+def make_pairs(one: Observation, public: ImageSet, size: int, count: int | None, progress: Progress = SILENT) -> Pairs:
     """Pairs of public batches and what clients with the known defense send about them.
 
     Args:
@@ -124,6 +124,7 @@ def make_pairs(one: Observation, public: ImageSet, size: int, count: int | None,
         public: where the examples come from. One that is used again is moved and mirrored.
         size: examples behind an update.
         count: how many pairs; None: as many as the defense can make in ``SECONDS``, halved as often as it takes.
+        progress: where it reports how far it is.
     """
     clients, read, device = DefendedClients(one, size), Reader(one.reply), next(iter(one.sent.values())).device
     rng = generator(0, "learned pairs")

@@ -1,0 +1,204 @@
+"""`learned` trains on what a defense makes of public examples, and never on what may be private."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradveil import assets, models
+from gradveil.attacks import Learned, learned
+from gradveil.attacks.parts import pairs as parts
+from gradveil.attacks.parts.pairs import DefendedClients
+from gradveil.client import SimulatedClient
+from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
+from gradveil.core.types import Recipe
+from gradveil.data import MemoryImages, load
+from gradveil.data import public as public_data
+from gradveil.data.public import public_images_apart
+from gradveil.defenses import DEFENSES, Defense
+from gradveil.threat import Knowledge, Observation, observe, threat_model
+from naive import LowDecimals, PublicMixing, Quantised, Sign, TopWithFeedback
+
+SAMPLES = load("mnist-samples")
+PAIRS = 1000
+
+
+def blurred(count: int) -> MemoryImages:
+    """Public pictures that need no download: a few blots each, labelled by where they are."""
+    rng = torch.Generator().manual_seed(0)
+    coarse = (torch.rand(count, 1, 3, 3, generator=rng) - 0.2).clamp(min=0)
+    images = torch.nn.functional.interpolate(coarse, size=(28, 28), mode="bilinear").mul(255).round().byte()
+    labels = (images.flatten(1).float().sum(1) % 10).long()
+    return replace(SAMPLES, name="blots", images=images, labels=labels)  # type: ignore[call-arg]
+
+
+PUBLIC = blurred(2100)
+PRIVATE = blurred(2140).subset(range(2100, 2140))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "cache"))
+    learned._memory.clear()
+    yield
+    learned._memory.clear()
+
+
+def seen(defense: Defense, *, images: int = 40, batch_size: int = 1, recipe: Recipe | None = None) -> list[Observation]:
+    recipe = recipe or Recipe()
+    module = models.build("lenet:init=wide", PRIVATE.domain, seed=0)
+    sent, found = models.trained_parameters(module), []
+    client = SimulatedClient(module, recipe=recipe, defense=defense)
+    for start in range(0, images, batch_size):
+        batch = PRIVATE.batch(range(start, start + batch_size))
+        reply = client.reply(sent, batch, Stream.seeded(1, "client", start))
+        found.append(
+            observe(
+                module=module,
+                model="lenet",
+                domain=PRIVATE.domain,
+                sent=sent,
+                reply=reply.update,
+                batch=batch,
+                recipe=recipe,
+                defense=DEFENSES.describe(defense),
+                built_defense=defense,
+                candidates=PRIVATE,
+                public=lambda spec: PUBLIC,  # noqa: ARG005
+                threat=threat_model("D"),
+            )
+        )
+    return found
+
+
+def recognised(observations: list[Observation]) -> float:
+    found = Learned(rank=True, pairs=PAIRS)(observations)
+    first = [int(one.scores.argmin()) == place for place, one in enumerate(found) if one.scores is not None]
+    return sum(first) / len(observations)
+
+
+class Zeros(Defense):
+    """Sends nothing."""
+
+    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG002
+        return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
+
+
+@pytest.mark.parametrize("defense", [Sign(), Quantised(bits=2)], ids=["sign", "2 bits"])
+def test_examples_are_recognised_and_rebuilt_through_a_black_box(defense: Defense) -> None:
+    observations = seen(defense)
+    assert recognised(observations) >= 0.5, "chance is 1 in 40"
+    pictures = torch.cat([one.inputs for one in Learned(pairs=PAIRS)(observations)])
+    mean = torch.cat([one.inputs for one in Learned(pairs=PAIRS).prior_only()(observations)])  # type: ignore[misc]
+    truth = PRIVATE.batch(range(40)).inputs
+    assert (pictures - truth).square().mean() < 0.95 * (mean - truth).square().mean()
+
+
+def test_an_update_that_holds_nothing_tells_nothing() -> None:
+    assert recognised(seen(Zeros())) <= 0.15, "chance is 1 in 40"
+
+
+def test_it_is_kept_for_defenses_of_ours_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    observations = seen(DEFENSES.build("sparsify"), images=2)
+    first = Learned(pairs=400)(observations)
+    (path,) = (tmp_path / "cache" / "learned").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    learned._memory.clear()
+    monkeypatch.setattr(learned, "make_pairs", lambda *_: pytest.fail("it was learned before"))
+    again = Learned(pairs=400)(observations)
+    assert torch.equal(first[1].inputs, again[1].inputs)
+    monkeypatch.undo()
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "cache"))
+    learned._memory.clear()
+    path.write_bytes(path.read_bytes()[:1000])
+    anew = Learned(pairs=400)(observations)
+    assert torch.equal(first[1].inputs, anew[1].inputs), "a damaged file is made again, and to the same numbers"
+
+
+def test_nothing_is_kept_of_a_defense_that_is_an_object(tmp_path: Path) -> None:
+    Learned(pairs=400)(seen(Sign(), images=1))
+    assert not (tmp_path / "cache" / "learned").exists()
+
+
+def test_public_data_hold_nothing_that_the_private_set_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    private = PUBLIC.subset(range(100))
+    half = replace(private, images=private.batch(range(100)).inputs.half())  # type: ignore[call-arg]
+    monkeypatch.setattr(public_data, "load", lambda _: PUBLIC)
+    for data in (private, half):
+        left = public_images_apart(data, "blots")
+        shown = {image.numpy().tobytes() for image in left.batch(range(len(left))).inputs}
+        assert not shown & {image.numpy().tobytes() for image in private.batch(range(100)).inputs}
+        assert 1900 < len(left) <= 2000
+    (one,) = seen(Sign(), images=1)
+    with pytest.raises(GradveilError, match=r"needs 2,000 public examples .* has 1,\d\d\d"):
+        Learned(pairs=400)(replace(one, public=lambda _: public_images_apart(PUBLIC.subset(range(200)), "blots")))
+
+
+def test_the_usual_public_data_is_the_other_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_data, "is_fetched", lambda name: name == "mnist")
+    assert public_data.usual_public(SAMPLES) == "mnist:split=train"
+    assert public_data.usual_public(replace(SAMPLES, name="mnist train")) == "mnist:split=test"
+    assert public_data.usual_public(load("cifar10-samples")) is None
+    assert not assets.is_fetched("mnist"), "the cache of this test is empty"
+
+
+def test_without_public_data_it_refuses_in_one_line() -> None:
+    (one,) = seen(Sign(), images=1)
+    with pytest.raises(GradveilError, match="no public examples come with this reply"):
+        Learned()(replace(one, public=None))
+    with pytest.raises(GradveilError, match="is a name alone here"):
+        Learned()(replace(one, built_defense=None))
+
+
+def test_it_chooses_only_if_asked_to() -> None:
+    assert Knowledge.CANDIDATES in Learned(rank=True).requires
+    assert Knowledge.CANDIDATES not in Learned().requires
+
+
+@pytest.mark.parametrize(
+    ("defense", "size"),
+    [(Defense(), 1), (Defense(), 3), (LowDecimals(), 2), (PublicMixing(), 1), (DEFENSES.build("noise"), 2)],
+)
+def test_many_replies_at_once_are_those_of_single_clients(defense: Defense, size: int) -> None:
+    one = seen(defense, images=size, batch_size=size)[0]
+    inputs, labels = (tensor.unflatten(0, (-1, size)) for tensor in vars(PRIVATE.batch(range(4 * size))).values())
+    together = DefendedClients(one, size).replies(inputs, labels, first=5)
+    client = SimulatedClient(one.module, recipe=Recipe(), defense=defense)
+    for place in range(4):
+        batch = PRIVATE.batch(range(place * size, (place + 1) * size))
+        alone = client.reply(one.sent, batch, Stream.seeded(0, "learned", 5 + place)).update
+        for name, tensor in alone.items():
+            torch.testing.assert_close(together[name][place], tensor, rtol=1e-3, atol=2e-5 + 1e-3 * float(tensor.std()))
+
+
+def test_the_memory_of_a_defense_is_neither_used_nor_changed() -> None:
+    defense = TopWithFeedback()
+    one = seen(TopWithFeedback(), images=1)[0]
+    clients = DefendedClients(replace(one, built_defense=defense), 1)
+    batch = PRIVATE.batch([3, 3])
+    sent = clients.replies(batch.inputs[:, None], batch.labels[:, None], first=0)
+    for tensor in sent.values():
+        torch.testing.assert_close(tensor[0], tensor[1])
+    assert defense._kept == {}
+
+
+def test_batches_and_several_local_steps_have_a_decoder_too() -> None:
+    recipe = Recipe(sends="delta", lr=0.05, epochs=2)
+    found = Learned(pairs=400)(seen(Sign(), images=4, batch_size=2, recipe=recipe))
+    assert [one.inputs.shape for one in found] == [(2, 1, 28, 28)] * 2
+    ranked = Learned(rank=True, pairs=400)(seen(Sign(), images=4, batch_size=2, recipe=recipe))
+    assert all(one.scores is not None and len(one.scores) == 40 for one in ranked)
+
+
+def test_slow_defenses_get_fewer_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = seen(Sign(), images=1)
+    monkeypatch.setattr(parts, "SECONDS", 1e-9)
+    monkeypatch.setattr(parts, "SLOWEST", 500)
+    monkeypatch.setattr(parts, "FASTEST", 1000)
+    assert len(parts.make_pairs(one, PUBLIC, 1, None).labels) == 500
