@@ -184,6 +184,16 @@ def test_one_reply_tells_the_labels_of_a_batch(size: int) -> None:
     assert right >= 0.9 * 2 * size
 
 
+def test_replies_of_zeros_say_nothing_and_break_nothing() -> None:
+    (seen,) = observed(private_batches(1), defense="censor:trials=1,fallback=skip")
+    silent = replace(seen, reply={name: torch.zeros_like(tensor) for name, tensor in seen.reply.items()})
+    (found,) = ATTACKS.build("informed", Budget(1, 2))([silent], seeds=[0])
+    assert bool(found.inputs.isfinite().all())
+    both = replace(seen, earlier=(silent,))
+    norms = exchanges_of([both], whole=False).norms["fc.weight"]
+    assert float(norms) == pytest.approx(float(seen.reply["fc.weight"].norm()), rel=1e-4)
+
+
 def test_granted_labels_and_several_steps_are_read_as_before() -> None:
     (batch,) = private_batches(1, 2)
     granted = observed([batch], defense="censor:trials=1", threat="C+labels")

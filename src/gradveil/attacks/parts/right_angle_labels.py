@@ -137,6 +137,8 @@ class _Judge:
             entries = errors.shape[-1] * features.shape[-1]
             misses.append(along / length[..., None] * math.sqrt(entries))
             misses.append(_NORM_WEIGHT * (length / self.weight_norm).log()[..., None])
+        if not misses:  # a reply of zeros says nothing
+            return errors.new_zeros(len(labels)).double()
         if not self.with_norms:
             misses = misses[::2]
         return _density_at_zero(torch.cat(misses, dim=-1).double())

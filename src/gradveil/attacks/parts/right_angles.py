@@ -60,7 +60,7 @@ class Exchanges(NamedTuple):
     directions: dict[str, Tensor]
     """By piece [N, T, R, n]: the replies to each broadcast, unit vectors times the root of n."""
     norms: dict[str, Tensor]
-    """By piece [N, T]."""
+    """By piece [N, T]: of the replies that are not zero."""
 
 
 def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
@@ -86,7 +86,7 @@ def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
         for name, tensor in replies.items()
     }
     sent = stack([each[0][group[0]].sent for group in groups])
-    return Exchanges(sent, directions, {name: tensor.mean(dim=-1) for name, tensor in norms.items()})
+    return Exchanges(sent, directions, {name: tensor.amax(dim=-1) for name, tensor in norms.items()})
 
 
 def _pieces(update: Params, *, whole: bool) -> Params:
