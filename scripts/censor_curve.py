@@ -1,10 +1,11 @@
 """What is rebuilt of CENSOR's private examples, by how many replies are kept; one JSON object a line.
 
-    python scripts/censor_curve.py --device cuda --model lenet:init=wide --kind fresh --replies 1,4,16,64,256 --out rows.jsonl
+    python scripts/censor_curve.py --device cuda --model lenet:init=wide --kind fresh --replies 1,4,16,64,256 \
+        --images 20 --out rows.jsonl
 
 ``fresh``: a server sends weights of its own making with every question. ``same``: it asks about the honest model again.
-``training``: an observer keeps replies of honest rounds, between which others train the model. Private images are every
-fifth of the 100 shipped samples; each rebuilt one is looked up among all 100. ``--labels-only`` asks for labels alone.
+``training``: an observer keeps replies of honest rounds, between which others train the model. Private images are
+spread over the 100 shipped samples; each rebuilt one is looked up among all 100. ``--labels-only`` asks for labels.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from gradveil.models import Functional
 from gradveil.threat import Observation, observe, threat_model
 
 DATA = load("cifar10-samples")
+STRIDE = 13
+"""Steps through the samples, which are sorted by class modulo ten: all classes come up, and no image twice."""
 
 
 def trained(model: Functional, params: Params, steps: int, device: str, seed: int, rate: float) -> Params:
     """SGD on the samples that are nobody's private ones, as other clients would move the model."""
-    others = DATA.batch([i for i in range(100) if i % 5]).to(device)
+    others = DATA.batch([STRIDE * i % 100 for i in range(50, 100)]).to(device)
     rng = generator(seed, "others")
     for _ in range(steps):
         some = torch.randint(len(others), (16,), generator=rng).to(device)
@@ -57,7 +60,9 @@ def broadcasts(options: argparse.Namespace, module: torch.nn.Module, count: int)
         for number in range(1, count):
             path.append(trained(model, path[-1], options.between, options.device, number, options.rate))
         return path
-    attack = ATTACKS.build(f"informed:replies={max(2, count)},weights={'fresh' if options.kind == 'fresh' else 'honest'}")
+    attack = ATTACKS.build(
+        f"informed:replies={max(2, count)},weights={'fresh' if options.kind == 'fresh' else 'honest'}"
+    )
     server = Server(module, options.model, sent, DATA.domain)
     asked = [attack.craft(server, [None] * number, 0) for number in range(count)]  # type: ignore[list-item]
     return [crafted.sent for crafted in asked if crafted is not None]
@@ -68,7 +73,9 @@ def asked_for(options: argparse.Namespace, count: int) -> list[list[Observation]
     defense, recipe, threat = DEFENSES.build(options.defense), Recipe(), threat_model(options.threat)
     module = models.build(options.model, DATA.domain, seed=options.seed).to(options.device)
     starts = range(0, options.images * options.batch_size, options.batch_size)
-    batches = [DATA.batch([5 * i % 100 for i in range(s, s + options.batch_size)]).to(options.device) for s in starts]
+    batches = [
+        DATA.batch([STRIDE * i % 100 for i in range(s, s + options.batch_size)]).to(options.device) for s in starts
+    ]
     public = PublicData(torch.cat([batch.inputs for batch in batches]))
     client = SimulatedClient(module, recipe=recipe, defense=defense, public=public)
     seen: list[list[Observation]] = [[] for _ in batches]
@@ -78,9 +85,17 @@ def asked_for(options: argparse.Namespace, count: int) -> list[list[Observation]
         for mine, batch, reply in zip(seen, batches, replies, strict=True):
             mine.append(
                 observe(
-                    module=module, model=options.model, domain=DATA.domain, sent=sent, reply=reply.update, batch=batch,
-                    recipe=recipe, defense=options.defense, built_defense=defense, threat=threat,
-                )  # fmt: skip
+                    module=module,
+                    model=options.model,
+                    domain=DATA.domain,
+                    sent=sent,
+                    reply=reply.update,
+                    batch=batch,
+                    recipe=recipe,
+                    defense=options.defense,
+                    built_defense=defense,
+                    threat=threat,
+                )
             )
     return seen
 
@@ -98,7 +113,7 @@ def distances(found: torch.Tensor, kind: str, device: str) -> torch.Tensor | Non
         return torch.cdist(found.flatten(1), gallery.flatten(1))
     try:
         return LPIPS().pairwise(found.to(device), gallery.to(device)).cpu()
-    except Exception as error:  # noqa: BLE001  (its weights may not be on this machine: the row says so by leaving it out)
+    except Exception as error:  # its weights may not be on this machine: the row is then without it
         print(f"without LPIPS: {error!r}"[:200], flush=True)
         return None
 
@@ -127,7 +142,7 @@ def main() -> None:
     with without_tf32():
         seen = asked_for(options, max(counts))
     print(f"{max(counts)} replies of {len(seen)} clients in {time.perf_counter() - started:.1f} s", flush=True)
-    private = torch.tensor([[5 * (i * options.batch_size + j) % 100 for j in range(options.batch_size)] for i in range(len(seen))])
+    private = (STRIDE * torch.arange(len(seen) * options.batch_size) % 100).view(len(seen), -1)
     true = DATA.labels[private]
     for count in counts:
         kept = [replace(mine[count - 1], earlier=tuple(mine[: count - 1])) for mine in seen]
@@ -148,7 +163,10 @@ def main() -> None:
                 labels = torch.stack([one.labels for one in found])
                 inputs = torch.stack([one.inputs for one in found])
                 row |= scored(inputs, private, options.device)
-        row |= {"labels_right": round(right_labels(labels, true), 4), "seconds": round(time.perf_counter() - started, 1)}
+        row |= {
+            "labels_right": round(right_labels(labels, true), 4),
+            "seconds": round(time.perf_counter() - started, 1),
+        }
         print(json.dumps(row), flush=True)
         if options.out is not None:
             with options.out.open("a") as file:

@@ -67,7 +67,7 @@ def test_knowing_a_costlier_defense_does_so_too(defense: str, gain: float) -> No
     assert quality("informed", seen, Budget(1, 300)) > quality("ig", seen, Budget(1, 300)) + gain
 
 
-@pytest.mark.parametrize(("defense", "threat"), [("soteria", "B"), ("none", "C"), ("censor", "C")])
+@pytest.mark.parametrize(("defense", "threat"), [("soteria", "B"), ("none", "C"), ("censor:rounds=1", "C")])
 def test_without_a_counter_move_it_is_ig_that_estimates(defense: str, threat: str) -> None:
     seen = observed(private_batches(2), defense=defense, threat=threat)
     found, plain = (ATTACKS.build(attack, Budget(2, 6))(seen, seeds=[0, 1]) for attack in ("informed", "ig:aware=true"))
@@ -171,7 +171,7 @@ def test_every_defense_has_somebody_against_it_or_a_reason_why_not() -> None:
 def test_every_counter_move_says_what_it_does() -> None:
     sentences = [known.sentence for known in AGAINST.values() if known.sentence is not None]
     assert all(sentence.startswith("It ") and sentence.endswith(".") for sentence in sentences)
-    assert [name for name, known in AGAINST.items() if known.sentence is None] == ["censor"]
+    assert len(sentences) == len(AGAINST)
 
 
 def test_precodes_draw_is_read_off() -> None:

@@ -108,9 +108,7 @@ class Informed(InvertingGradients):
         counters = [counter for counter in map(self._counter, seen) if counter is not None]
         if not counters:
             return super().run(seen, seeds=seeds, progress=progress)
-        solved = counters[0].solved(
-            seen, restarts=self.problems_each, steps=self.steps, seeds=seeds, progress=progress
-        )
+        solved = counters[0].solved(seen, restarts=self.problems_each, steps=self.steps, seeds=seeds, progress=progress)
         if solved is not None:
             return solved
         moves = BatchedMoves(counters, seen)

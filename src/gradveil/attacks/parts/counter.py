@@ -63,7 +63,13 @@ class CounterMove:
         return found
 
     def solved(
-        self, seen: Sequence[Observation], *, restarts: int, steps: int, seeds: Sequence[int], progress: Progress
+        self,
+        seen: Sequence[Observation],  # noqa: ARG002
+        *,
+        restarts: int,  # noqa: ARG002
+        steps: int,  # noqa: ARG002
+        seeds: Sequence[int],  # noqa: ARG002
+        progress: Progress,  # noqa: ARG002
     ) -> list[Reconstruction] | None:
         """What it finds by a search of its own behind observations of its kind; None where updates are matched."""
         return None

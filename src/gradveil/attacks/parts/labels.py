@@ -31,6 +31,8 @@ _PROBES = 64
 _ALIKE = 0.3
 _MOST = 8
 """Labels of more examples are not tried out: there the counts are what matters, and it would outlast the attack."""
+_FEW_CLASSES = 100
+"""Classes up to which sets of labels are tried under CENSOR."""
 _LARGE = 1_000_000
 """Parameters from which on only the classifier is trained to try labels out: a few steps hardly move what comes before
 it, and hundreds of local runs of the whole would take longer than the attack."""
@@ -42,7 +44,7 @@ def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     found: dict[int, Tensor] = {}
     known: dict[int, StandIns] = {}
     for i, one in enumerate(seen):
-        angle = _right_angle(one)
+        angle = _right_angle(one, batch_size)
         if angle is None:
             broadcasts.setdefault(id(one.sent), []).append(i)
         else:
@@ -52,9 +54,10 @@ def infer_labels(seen: Sequence[Observation], batch_size: int) -> Tensor:
     return torch.stack([found[i] for i in range(len(seen))])
 
 
-def _right_angle(one: Observation) -> RightAngle | None:
+def _right_angle(one: Observation, batch_size: int) -> RightAngle | None:
     """The known right angle between reply and gradient, where the last layer has one of its own; None elsewhere."""
-    if one.labels is not None or one.kind != "gradient":
+    few = batch_size == 1 or (batch_size <= _MOST and one.domain.classes <= _FEW_CLASSES)
+    if one.labels is not None or one.kind != "gradient" or not few:
         return None
     name = classifier(one.module, one.domain)
     if f"{name}.weight" not in one.sent or not {f"{name}.weight", f"{name}.bias"} & one.reply.keys():

@@ -2,9 +2,9 @@
 
 The gradient of the last layer's bias is the mean over the batch of p - e_c: predictions p less the label's unit vector.
 That of its weights is the mean of (p - e_c) h' with the representation h. What was sent is at right angles to both, and
-as long as they are. The adversary has the model, so it knows what p and h look like on stand-ins for private inputs. For
-labels it supposes, it computes how far a stand-in misses the right angles and the norms, and from many stand-ins how
-likely those labels miss neither. Several replies to one model have to agree on p, so each tells much.
+as long as they are. The adversary has the model, so it knows what p and h look like on stand-ins for private inputs.
+For labels it supposes, it computes how far a stand-in misses the right angles and the norms, and from many stand-ins
+how likely those labels miss neither. Several replies to one model have to agree on p, so each tells much.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ _WIDER = 2.0
 _FLOOR = 0.03
 """The smallest deviation, in units of what chance misses a right angle by."""
 _TINY = 1e-20
+_ALL_SETS, _BEAM = 4000, 16
+"""Sets of labels up to which all are tried, and how many are kept from round to round where there are more."""
 _AT_ONCE = 64
 """Sets of labels that are judged in one call."""
 
 
 class StandIns(NamedTuple):
-    """What a broadcast makes of inputs that stand in for private ones: predictions [P, C] and representations [P, n]."""
+    """What a broadcast makes of stand-ins for private inputs: predictions [P, C] and representations [P, n]."""
 
     predictions: Tensor
     features: Tensor
@@ -56,13 +58,11 @@ def stand_ins(one: Observation) -> StandIns:
     return StandIns(outputs.softmax(dim=-1), features)
 
 
-def labels_at_right_angles(
-    one: Observation, batch_size: int, angle: RightAngle, known: dict[int, StandIns]
-) -> Tensor:
+def labels_at_right_angles(one: Observation, batch_size: int, angle: RightAngle, known: dict[int, StandIns]) -> Tensor:
     """The most likely labels [batch_size], in rising order; ``known`` keeps what broadcasts make of stand-ins.
 
-    One label is found among all classes. For several, one after the other is changed to what is likeliest with the
-    others, from the best that are all alike, until nothing gains.
+    Small batches are found among all sets of labels. For larger ones, the likeliest of many random sets
+    are kept, and one label of each is changed, until nothing gains: that may miss.
     """
     alike: dict[int, list[Observation]] = {}
     for exchange in (*one.earlier, one):
@@ -82,17 +82,22 @@ def labels_at_right_angles(
         return torch.cat([torch.stack([judge(part) for judge in judges]).sum(dim=0) for part in parts])
 
     classes = torch.arange(one.domain.classes, device=judges[0].device)
-    best = classes[:, None].expand(-1, batch_size)
-    found = best[likelihoods(best).argmax()]
-    for _ in range(3 if batch_size > 1 else 0):
-        before = found
-        for place in range(batch_size):
-            tried = found.repeat(len(classes), 1)
-            tried[:, place] = classes
-            found = tried[likelihoods(tried).argmax()]
-        if torch.equal(before, found):
+    if math.comb(len(classes) + batch_size - 1, batch_size) <= _ALL_SETS:
+        sets = torch.combinations(classes, batch_size, with_replacement=True)
+        return sets[likelihoods(sets).argmax()]
+    rng = generator(0, "sets of labels")
+    sets = torch.randint(len(classes), (_ALL_SETS, batch_size), generator=rng).to(classes)
+    kept = sets[likelihoods(sets).topk(_BEAM).indices]
+    for _ in range(2 * batch_size):
+        changed = kept.repeat_interleave(batch_size * len(classes), dim=0)
+        place = torch.arange(batch_size, device=classes.device).repeat_interleave(len(classes)).repeat(len(kept))
+        changed[torch.arange(len(changed)), place] = classes.repeat(len(kept) * batch_size)
+        sets = torch.cat([kept, changed]).sort(dim=1).values
+        sets = torch.unique(sets, dim=0)
+        before, kept = kept[0], sets[likelihoods(sets).topk(min(_BEAM, len(sets))).indices]
+        if torch.equal(before.sort().values, kept[0]):
             break
-    return found.sort().values
+    return kept[0].sort().values
 
 
 class _Judge:
@@ -104,7 +109,11 @@ class _Judge:
         self.predictions, self.features = like
         rng, count = generator(0, "groups for labels"), len(self.features)
         # one example: every stand-in once
-        drawn = torch.arange(count)[:, None] if batch_size == 1 else torch.randint(count, (_GROUPS, batch_size), generator=rng)
+        drawn = (
+            torch.arange(count)[:, None]
+            if batch_size == 1
+            else torch.randint(count, (_GROUPS, batch_size), generator=rng)
+        )
         self.groups = drawn.to(self.device)
         self.bias, self.bias_norm = _directions(replies, f"{name}.bias")
         weight, self.weight_norm = _directions(replies, f"{name}.weight")
@@ -128,6 +137,8 @@ class _Judge:
             entries = errors.shape[-1] * features.shape[-1]
             misses.append(along / length[..., None] * math.sqrt(entries))
             misses.append(_NORM_WEIGHT * (length / self.weight_norm).log()[..., None])
+        if not misses:  # a reply of zeros says nothing
+            return errors.new_zeros(len(labels)).double()
         if not self.with_norms:
             misses = misses[::2]
         return _density_at_zero(torch.cat(misses, dim=-1).double())
@@ -152,4 +163,5 @@ def _density_at_zero(misses: Tensor) -> Tensor:
     covariance.diagonal(dim1=-2, dim2=-1).add_(_FLOOR**2)
     factor = torch.linalg.cholesky(covariance)
     white = torch.linalg.solve_triangular(factor, mean[..., None], upper=False)[..., 0]
-    return -0.5 * white.square().sum(dim=-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+    found: Tensor = -0.5 * white.square().sum(dim=-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+    return found

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from gradveil.core.progress import Task
 from gradveil.core.seeding import generator
 from gradveil.core.trees import stack
 from gradveil.core.types import Params
-from gradveil.domains import Domain, Images
+from gradveil.domains import Images
 from gradveil.models import Functional
 from gradveil.threat.observation import Observation
 
@@ -60,7 +60,7 @@ class Exchanges(NamedTuple):
     directions: dict[str, Tensor]
     """By piece [N, T, R, n]: the replies to each broadcast, unit vectors times the root of n."""
     norms: dict[str, Tensor]
-    """By piece [N, T]."""
+    """By piece [N, T]: of the replies that are not zero."""
 
 
 def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
@@ -86,7 +86,7 @@ def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
         for name, tensor in replies.items()
     }
     sent = stack([each[0][group[0]].sent for group in groups])
-    return Exchanges(sent, directions, {name: tensor.mean(dim=-1) for name, tensor in norms.items()})
+    return Exchanges(sent, directions, {name: tensor.amax(dim=-1) for name, tensor in norms.items()})
 
 
 def _pieces(update: Params, *, whole: bool) -> Params:
@@ -158,7 +158,7 @@ class Equations:
                 found.append(torch.where(there, _NORM_WEIGHT * ratio.log(), 0)[None])
         return torch.cat(found)
 
-    def _over_all(self, function: Callable[..., tuple[Tensor, ...]], codes: Tensor, some: slice) -> tuple[Tensor, ...]:
+    def _over_all(self, function: Callable[..., Any], codes: Tensor, some: slice) -> Any:
         """A function of one problem and one broadcast, for all problems and some of the broadcasts."""
         _, directions, norms = ({name: part[:, some] for name, part in tree.items()} for tree in self.exchanges)
         sent = {name: part[some] for name, part in self.exchanges.sent.items()}
@@ -186,7 +186,7 @@ class Equations:
         """[N, equations]."""
         with torch.no_grad():
             parts = [self._over_all(self.of_one, codes, some) for some in self._chunks(4 * self._bytes)]
-            return torch.cat(parts, dim=1).flatten(1)  # type: ignore[arg-type]
+            return torch.cat(parts, dim=1).flatten(1)
 
     def linearised(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals [N, equations] and their derivatives [N, equations, unknowns]."""

@@ -1,0 +1,221 @@
+"""CENSOR without a list: pictures from the right angles of several replies, labels from those of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from exchanges import FEDSGD, SAMPLES, observed, private_batches
+from gradveil import models
+from gradveil.attacks import ATTACKS, Budget, Server
+from gradveil.attacks.informed import answers, counter_for
+from gradveil.attacks.parts.labels import infer_labels
+from gradveil.attacks.parts.right_angles import Equations, SmoothPictures, exchanges_of
+from gradveil.client import SimulatedClient
+from gradveil.core.errors import GradveilError
+from gradveil.core.streams import Stream
+from gradveil.core.types import Batch, Params, Recipe
+from gradveil.defenses import DEFENSES
+from gradveil.domains import Images
+from gradveil.metrics import psnr
+from gradveil.models import Functional
+from gradveil.threat import Observation, observe, threat_model
+from interrogation import interrogated
+
+WIDE = "lenet:init=wide"
+ONCE = Budget(1, 20)
+
+
+def rounds(batch: Batch, broadcasts: list[Params], defense: str = "censor:trials=2", threat: str = "F") -> Observation:
+    """What an observer has who kept the replies of one client to these broadcasts."""
+    module = models.build(WIDE, SAMPLES.domain, seed=0)
+    client = SimulatedClient(module, recipe=FEDSGD, defense=DEFENSES.build(defense))
+    seen = [
+        observe(
+            module=module, model=WIDE, domain=SAMPLES.domain, sent=sent, batch=batch, recipe=FEDSGD, defense=defense,
+            reply=client.reply(sent, batch, Stream.seeded(0, "defense", number)).update, threat=threat_model(threat),
+        )
+        for number, sent in enumerate(broadcasts)
+    ]  # fmt: skip
+    return replace(seen[-1], earlier=tuple(seen[:-1]))
+
+
+def weights(count: int, *, moved: float) -> list[Params]:
+    """Broadcasts that differ by so much from one to the next, as those of a training do."""
+    rng = torch.Generator().manual_seed(0)
+    path = [{name: p.detach() for name, p in models.build(WIDE, SAMPLES.domain, seed=0).named_parameters()}]
+    for _ in range(count - 1):
+        path.append({name: p + moved * torch.randn(p.shape, generator=rng) for name, p in path[-1].items()})
+    return path
+
+
+def quality(seen: Observation, batch: Batch, attack: str = "informed") -> float:
+    (found,) = ATTACKS.build(attack, ONCE)([seen], seeds=[0])
+    return float(psnr(found.inputs, batch.inputs).mean())
+
+
+def nearest(inputs: torch.Tensor) -> int:
+    gallery = SAMPLES.batch(range(len(SAMPLES))).inputs
+    return int((gallery - inputs).flatten(1).norm(dim=1).argmin())
+
+
+def test_sixteen_fresh_models_show_the_picture() -> None:
+    (batch,) = private_batches(1)
+    attack = ATTACKS.build("informed:replies=16,weights=fresh", ONCE)
+    seen = interrogated(attack, batch, model=WIDE, defense="censor:trials=2")
+    assert len({id(one.sent) for one in (*seen.earlier, seen)}) == 16
+    (found,) = attack([seen], seeds=[0])
+    assert found.labels.tolist() == batch.labels.tolist()
+    assert nearest(found.inputs) == 0
+    assert float(psnr(found.inputs, batch.inputs)) > 19
+    assert found.trace[-1] < float("inf")
+
+
+def test_sixteen_honest_rounds_do_too_and_one_does_not() -> None:
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(16, moved=0.01))
+    many, one = quality(seen, batch), quality(replace(seen, earlier=()), batch)
+    assert many > 18
+    assert many > one + 2
+
+
+def test_the_honest_model_asked_again_tells_more_each_time() -> None:
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(1, moved=0) * 32)
+    few = quality(replace(seen, earlier=seen.earlier[-3:]), batch)
+    assert quality(seen, batch) > max(18, few + 1)
+
+
+def test_angles_alone_suffice_where_norms_say_nothing() -> None:
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(8, moved=0.1), defense="censor:trials=1,norms=random")
+    assert quality(seen, batch) > quality(replace(seen, earlier=()), batch) + 1
+
+
+def equations(seen: Observation, *, with_norms: bool = True) -> Equations:
+    assert isinstance(seen.domain, Images)
+    pictures = SmoothPictures(seen.domain, torch.device("cpu"))
+    assert seen.labels is not None
+    return Equations(
+        Functional(seen.module), seen, exchanges_of([seen], whole=False), seen.labels[None], pictures,
+        with_norms=with_norms, whole=False,
+    )  # fmt: skip
+
+
+def test_the_equations_hold_at_the_private_image_and_nowhere_else() -> None:
+    batch = SAMPLES.batch([3, 4])
+    asked = equations(rounds(batch, weights(3, moved=0.1), threat="F+labels"))
+    pictures = asked.pictures
+    waves = torch.einsum("bead,ce->bcad", batch.inputs - pictures.mean, pictures.colors)
+    code = torch.einsum("bcad,ia,jd->bcij", waves, pictures.down, pictures.across) / pictures.amplitudes
+    assert torch.allclose(pictures.decode(code), batch.inputs, atol=1e-4)
+    assert float(asked.residuals(code[None]).abs().max()) < 1e-2
+    assert float(asked.residuals(torch.zeros_like(code)[None]).abs().mean()) > 0.05
+    assert asked.residuals(code[None]).shape == (1, 3 * 20) == (1, asked.total)
+
+
+def test_the_derivatives_are_those_of_the_equations() -> None:
+    asked = equations(rounds(SAMPLES.batch([3]), weights(2, moved=0.1), threat="F+labels"))
+    rng = torch.Generator().manual_seed(0)
+    code, along = (torch.randn((1, 1, 3, 32, 32), generator=rng) for _ in range(2))
+    values, slopes = asked.linearised(code)
+    assert torch.allclose(values, asked.residuals(code), atol=1e-4)
+    step = 1e-2
+    ahead, behind = asked.residuals(code + step * along), asked.residuals(code - step * along)
+    expected = (slopes @ along.flatten())[0]
+    assert torch.allclose((ahead - behind)[0] / (2 * step), expected, rtol=0.05, atol=0.02)
+
+
+def test_replies_to_one_model_are_taken_together_and_repeat_beyond_its_entries() -> None:
+    seen = rounds(SAMPLES.batch([0]), weights(1, moved=0) * 12, threat="F+labels")
+    found = exchanges_of([seen], whole=False)
+    assert found.directions["fc.weight"].shape == (1, 1, 12, 7680)
+    assert found.directions["fc.bias"].shape == (1, 1, 10, 10)
+
+
+@pytest.mark.parametrize("options", ["rounds=3", "fallback=original", "projection=released"])
+def test_where_the_gradient_may_have_been_sent_nothing_is_solved(options: str) -> None:
+    (seen,) = observed(private_batches(1), defense=f"censor:trials=1,{options}")
+    assert counter_for(seen) is None
+
+
+def test_other_links_leave_no_counter_move_and_the_report_says_so() -> None:
+    (seen,) = observed(private_batches(1), defense="censor:trials=1+noise:sigma=0.1")
+    assert answers(seen)["censor:trials=1"] is None
+    (alone,) = observed(private_batches(1), defense="censor:trials=1")
+    (sentence,) = answers(alone).values()
+    assert sentence is not None
+    assert "right angles" in sentence
+
+
+def test_same_seed_same_pictures_alone_or_together() -> None:
+    seen = observed(private_batches(2), defense="censor:trials=1")
+    attack = ATTACKS.build("informed", Budget(2, 4))
+    both, again = attack(seen, seeds=[0, 1]), attack(seen[1:], seeds=[1])
+    assert torch.allclose(both[1].inputs, again[0].inputs, atol=1e-2)
+    assert len(both[0].objectives) == 2
+    assert both[0].objective == min(both[0].objectives)
+
+
+@pytest.mark.parametrize("model", [WIDE, "lenet"])
+def test_one_reply_tells_the_label(model: str) -> None:
+    batches = private_batches(30)
+    found = infer_labels(observed(batches, model=model, defense="censor:trials=1"), 1)
+    right = sum(int(label == batch.labels) for label, batch in zip(found.flatten(), batches, strict=True))
+    assert right >= 28
+
+
+def test_without_knowing_the_defense_it_does_not() -> None:
+    batches = private_batches(30)
+    found = infer_labels(observed(batches, defense="censor:trials=1", threat="B"), 1)
+    right = sum(int(label == batch.labels) for label, batch in zip(found.flatten(), batches, strict=True))
+    assert right <= 20
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_one_reply_tells_the_labels_of_a_batch(size: int) -> None:
+    batches = [SAMPLES.batch([13 * (i * size + j) % 100 for j in range(size)]) for i in range(2)]
+    found = infer_labels(observed(batches, defense="censor:trials=1"), size)
+    both = zip(found, batches, strict=True)
+    right = sum((Counter(own.tolist()) & Counter(batch.labels.tolist())).total() for own, batch in both)
+    assert right >= 0.9 * 2 * size
+
+
+def test_replies_of_zeros_say_nothing_and_break_nothing() -> None:
+    (seen,) = observed(private_batches(1), defense="censor:trials=1,fallback=skip")
+    silent = replace(seen, reply={name: torch.zeros_like(tensor) for name, tensor in seen.reply.items()})
+    (found,) = ATTACKS.build("informed", Budget(1, 2))([silent], seeds=[0])
+    assert bool(found.inputs.isfinite().all())
+    both = replace(seen, earlier=(silent,))
+    norms = exchanges_of([both], whole=False).norms["fc.weight"]
+    assert float(norms) == pytest.approx(float(seen.reply["fc.weight"].norm()), rel=1e-4)
+
+
+def test_granted_labels_and_several_steps_are_read_as_before() -> None:
+    (batch,) = private_batches(1, 2)
+    granted = observed([batch], defense="censor:trials=1", threat="C+labels")
+    assert infer_labels(granted, 2)[0].tolist() == batch.labels.tolist()
+    steps = observed([batch], defense="censor:trials=1", recipe=Recipe(sends="delta", epochs=2, lr=0.01))
+    assert infer_labels(steps, 2).shape == (1, 2)
+
+
+def test_fresh_weights_are_the_old_ones_in_another_order_and_a_craft() -> None:
+    module = models.build(WIDE, SAMPLES.domain, seed=0)
+    server = Server(module, WIDE, {name: p.detach() for name, p in module.named_parameters()}, SAMPLES.domain)
+    attack = ATTACKS.build("informed:replies=3,weights=fresh")
+    (seen,) = observed(private_batches(1))
+    first, second = attack.craft(server, (), 0), attack.craft(server, (seen,), 0)
+    assert first is not None
+    assert second is not None
+    assert first.tampered == ()
+    assert set(second.tampered) == set(server.sent)
+    for name, tensor in server.sent.items():
+        assert torch.equal(second.sent[name].flatten().sort().values, tensor.flatten().sort().values)
+        assert not torch.equal(second.sent[name], tensor)
+    assert attack.craft(server, (seen,) * 3, 0) is None
+    with pytest.raises(GradveilError, match="craft"):
+        threat_model("C+ask-again").vet("informed", attack.requires)
+    threat_model("C+ask-again").vet("informed", ATTACKS.build("informed:replies=3").requires)
