@@ -16,6 +16,7 @@ from gradveil.auditing import (
     Audit,
     Case,
     ObservedCase,
+    Verdict,
     make_case,
     make_observed_case,
     run_case,
@@ -32,6 +33,7 @@ from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
 from gradveil.report import render
+from gradveil.report.answers import answers, recommendations
 
 CROSSED = 3
 
@@ -170,13 +172,23 @@ def _print_summary(result: Audit, page: Path) -> None:
         )  # fmt: skip
     print_table(table)
     say()
+    people = result.labels_are_people
+    short = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    short.add_column("defense", overflow="fold")
+    for title in ("grade", *(one.name for one in answers(Verdict(defense="none"), people=people)), "ceiling"):
+        short.add_column(title, justify="right")
+    for verdict in result.verdicts:
+        most = verdict.ceiling.recognised if verdict.ceiling else None
+        told = [one.brief() for one in answers(verdict, people=people)]
+        short.add_row(
+            verdict.defense, verdict.grade or "none", *told, "none" if most is None else styled(most, PERCENT)
+        )
+    print_table(short)
+    say()
     for verdict in result.verdicts:
         say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
         if verdict.flags:
             say(f"  Flags: {', '.join(verdict.flags)}.")
-        if (rebuilt := verdict.rebuilt_apart) is not None:
-            share, attack = rebuilt.share, (rebuilt.attack or "").partition(":")[0]
-            say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
         if verdict.cost is not None:
             say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
     missing: dict[str, list[str]] = {}
@@ -184,5 +196,9 @@ def _print_summary(result: Audit, page: Path) -> None:
         missing.setdefault(reason, []).append(name)
     for reason, names in missing.items():
         say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
+    first = recommendations(result)[0]
     say()
+    say(f"Next: {first.why}")
+    if first.command:
+        say(f"  {first.command}")
     say(f"report: {page}")
