@@ -21,6 +21,8 @@ def row(**changes: Any) -> Row:
         "attack": "ig",
         "prior_of": None,
         "threat": "C",
+        "images": 32,
+        "updates": 32,
         "identified": 0.5,
         "identified_interval": (0.1, 0.9),
         "psnr": 10.0,
@@ -59,7 +61,12 @@ def raised(*rows: Row) -> list[str]:
 AWARE, NOISE = "ig:aware=true", "noise:sigma=0.1"
 
 RAISING = {
-    "prior-only as good": [[row(), prior(0.5)], [row(identified=0.0), prior(0.0)]],
+    "prior-only as good": [
+        [row(), prior(0.5)],
+        [row(identified=0.0), prior(0.0)],
+        [row(identified=1 / 32, gallery=100, at_random=0.01), prior(0.0)],  # one lucky hit
+        [row(identified=0.625), prior(0.5)],  # the prior alone finds private images, and little more is found
+    ],
     "diverged": [[row(per_image=stopped("budget", "diverged"))]],
     "objective did not fall": [
         [row(**trace([1.0, 0.5, 0.2], [0.9, 0.9, 0.895]))],
@@ -83,7 +90,7 @@ RAISING = {
 }
 QUIET = {
     "prior-only as good": [
-        [row(), prior(0.25)],
+        [row(), prior(0.125)],
         [row(), prior(1.0, of="dlg")],
         [row(identified=None), prior(0.0)],
         [prior(0.0)],

@@ -185,7 +185,7 @@ def test_examples_are_listed_by_how_many_attacks_found_them(tmp_path: Path) -> N
 def test_says_where_it_comes_from_and_how_to_repeat_it(tmp_path: Path) -> None:
     folder = write_audit(tmp_path)
     assert "run gradveil audit case.yaml --out DIR" in outline(folder).text
-    about = {"started": "2026-11-18T08:30:00Z", "version": "0.1.0", "commit": "ab" * 20, "data": "cd" * 32}
+    about: dict[str, Any] = {"started": "2026-11-18T08:30:00Z", "version": "0.1.0", "commit": "ab" * 20, "data": "cd" * 32}
     about |= {"commands": ["gradveil audit <script>"]}
     edit_audit(folder, provenance=about)
     text = outline(folder).text

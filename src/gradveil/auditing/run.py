@@ -16,15 +16,15 @@ import torch
 
 from gradveil import __version__, models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.attacks.informed import Informed, answers
 from gradveil.auditing.audit import OWN, PRIOR_ONLY, Audit, Files, Provenance, Row, SavedTraining, Trace
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
-from gradveil.auditing.flags import awareness_of, explained, flagged
+from gradveil.auditing.ceilings import ceilings
+from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, ranked, unscored
 from gradveil.auditing.sources import AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
-from gradveil.auditing.verdict import GRADES, costs, verdicts
+from gradveil.auditing.verdict import GRADES, Ceilings, costs, verdicts
 from gradveil.client import running_statistics
 from gradveil.core.environment import environment, now, source_commit
 from gradveil.core.errors import BadFileError, GradveilError, StrategyError
@@ -75,7 +75,16 @@ def run(
     def audit() -> Audit:
         done = [rows[cell.digest] for cell in cells if cell.digest in rows]
         complete = len(done) == len(cells)
-        found = assemble(plan.case, done, complete=complete, left_out=plan.left_out, trainings=plan.trainings)
+        proved = ceilings(plan.proofs, done)
+        found = assemble(
+            plan.case,
+            done,
+            complete=complete,
+            left_out=plan.left_out,
+            trainings=plan.trainings,
+            ceilings=proved,
+            people=plan.labels_are_people,
+        )
         return found.model_copy(update={"provenance": provenance, "class_names": _named(done, plan.class_names)})
 
     written: set[Path] = set()
@@ -134,7 +143,15 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         row = old.model_copy(update=dict(judged))
         store.save_row(row.digest, row)
         rows.append(row)
-    anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
+    anew = assemble(
+        plan.case,
+        rows,
+        complete=audit.complete,
+        left_out=audit.left_out,
+        trainings=plan.trainings,
+        ceilings=ceilings(plan.proofs, rows),
+        people=plan.labels_are_people,
+    )
     kept = ("case", "environment", "provenance", "class_names")
     anew = anew.model_copy(update={name: getattr(audit, name) for name in kept})
     store.save_audit(anew)
@@ -148,17 +165,21 @@ def assemble(
     complete: bool,
     left_out: Mapping[str, str] | None = None,
     trainings: tuple[SavedTraining, ...] = (),
+    ceilings: Mapping[str, Ceilings] | None = None,
+    people: bool = False,
 ) -> Audit:
     """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
+    judged = verdicts(marked, costs(case.training), ceilings, people=people)
     return Audit(
         complete=complete,
         case=case.as_json(),
         environment=environment(case.device),
         rows=marked,
-        verdicts=verdicts(marked, costs(case.training)),
+        verdicts=judged,
         trainings=trainings,
-        flags=explained(marked),
+        labels_are_people=people,
+        flags=explained(marked, judged),
         grades=GRADES,
         left_out=dict(left_out or {}),
     )
@@ -282,7 +303,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         statistics_given=seen.statistics is not None,
         # Whether a client of this recipe has running statistics to send beside its update.
         statistics_sent=seen.recipe is not None and seen.recipe.train_mode and bool(running_statistics(seen.module)),
-        counter_moves=answers(seen) if isinstance(cell.attack, Informed) and not prior_only else None,
+        counter_moves=None if prior_only else counter_moves(cell.attack, seen),
         trace=Trace(steps=found[0].steps, objective=tuple(one.trace for one in found)),
         files=Files(
             reconstruction=store.relative(path),
