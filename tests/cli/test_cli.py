@@ -190,10 +190,15 @@ def test_a_verdict_names_its_flags_and_by_choice_says_what_was_rebuilt(tmp_path:
     done = gradveil("audit", *case, "--attack", "analytic", "--attack", "identify", "--out", str(tmp_path / "a"))
     assert done.returncode == 0, done.stderr
     (verdict,) = json.loads((tmp_path / "a" / "audit.json").read_text())["verdicts"]
-    share = f"{verdict['rebuilt']['identified']:.0%}"
     assert "random defense seen once" in verdict["flags"]
     assert f"(grade {verdict['grade']})\n  Flags: {', '.join(verdict['flags'])}.\n" in done.stdout
-    assert f"  Without candidates, {share} were identified by what analytic rebuilt.\n" in done.stdout
+    heads, line = done.stdout.partition("\n\n")[2].splitlines()[:2]
+    assert heads.split() == ["defense", "grade", "rebuilt", "recognised", "member", "labels", "ceiling"]
+    for name in ("rebuilt", "recognised"):
+        share, (low, high) = verdict[name]["share"], verdict[name]["interval"]
+        assert f" {share:.0%} ({low:.0%} to {high:.0%})" in line
+    assert line.endswith("none"), "nothing is proven of censor"
+    assert "\nNext: With censor, " in done.stdout
 
 
 @pytest.mark.integration

@@ -17,6 +17,7 @@ from report.outline import Outline, outline
 from report.saved_audit import edit_audit, photographs, save_pictures, write_audit, write_full_audit
 
 HOSTILE = "</script></style><script>document.title='owned'</script><img src=x onerror=alert(1)>\"' {{ 7*7 }} <!--"
+MEANT = ("prior-only", "none", "quick", "prior-only as good")
 
 
 @pytest.fixture
@@ -30,12 +31,12 @@ def full(tmp_path: Path) -> Path:
 
 
 def with_hostile_texts(value: Any) -> Any:
-    """Every text in a JSON value made hostile, but for names of files and the two names that mean something."""
+    """Every text in a JSON value made hostile, but for names of files and the names that mean something."""
     if isinstance(value, dict):
         return {key: inner if key == "files" else with_hostile_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [with_hostile_texts(inner) for inner in value]
-    return value + HOSTILE if isinstance(value, str) and value not in ("prior-only", "none") else value
+    return value + HOSTILE if isinstance(value, str) and value not in MEANT else value
 
 
 def structure(page: Outline) -> list[tuple[str, list[str]]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from gradveil.auditing import Verdict
 from gradveil.auditing.audit import Trace
+from gradveil.report.answers import ShownAnswer
 from gradveil.report.svg import MOST_POINTS, objective_curve, share_bar
 
 
@@ -80,14 +80,15 @@ def test_a_hostile_title_stays_text() -> None:
 
 
 def test_the_share_bar_places_its_marks() -> None:
-    verdict = Verdict(defense="none", identified=0.75, identified_interval=(0.3, 0.954), chance=0.01)
-    svg = ElementTree.fromstring(str(share_bar(verdict)))
+    answer = ShownAnswer("rebuilt", "", 0.75, (0.3, 0.954), 0.01, 0.99, "leaks", "")
+    svg = ElementTree.fromstring(str(share_bar(answer)))
     marks = {element.attrib["class"]: element.attrib for element in svg}
     assert marks["share"]["cx"] == "75.0%"
     assert (marks["interval"]["x1"], marks["interval"]["x2"]) == ("30.0%", "95.4%")
     assert marks["chance"]["x1"] == "1.0%"
+    assert marks["ceiling"]["x1"] == "99.0%"
 
 
 def test_a_share_bar_of_unknowns_is_empty() -> None:
-    svg = ElementTree.fromstring(str(share_bar(Verdict(defense="none"))))
+    svg = ElementTree.fromstring(str(share_bar(ShownAnswer("rebuilt", "", None, None, None, None, "unknown", ""))))
     assert [element.attrib["class"] for element in svg] == ["track"]

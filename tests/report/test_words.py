@@ -92,7 +92,7 @@ def test_what_holds_for_some_rows_is_said_briefly(rows: tuple[Row, ...]) -> None
     assert words.where([none_ig, none_dlg], every) == "against no defense"
     assert words.where([none_ig, noise_ig], every) == "for ig"
     assert words.where([none_dlg, noise_ig], every) == "dlg against no defense; ig against noise:sigma=0.1"
-    assert words.where([rows[-1], noise_ig], rows) == "prior only (dlg); ig against noise:sigma=0.1"
+    assert words.where([rows[-1], noise_ig], rows) == "dlg without the update (prior only); ig against noise:sigma=0.1"
     assert words.where([noise_dlg], every) == "dlg against noise:sigma=0.1"
 
 

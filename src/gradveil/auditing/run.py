@@ -27,9 +27,6 @@ from gradveil.auditing.audit import (
     SavedTraining,
     Trace,
 )
-=======
-from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Membership, Row, SavedTraining, Trace
->>>>>>> verdict
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.ceilings import ceilings
 from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged

@@ -18,6 +18,7 @@ from gradveil.auditing import (
     AuditGate,
     Case,
     ObservedCase,
+    Verdict,
     make_case,
     make_observed_case,
     run_case,
@@ -25,7 +26,6 @@ from gradveil.auditing import (
     score_again,
     write_junit,
 )
-from gradveil.auditing.audit import Answer, CeilingAnswer
 from gradveil.cli import ARGUMENTS
 from gradveil.cli.options import checked_device, fields_of_file, options_from
 from gradveil.cli.progress import Terminal, print_table, say
@@ -35,6 +35,7 @@ from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
 from gradveil.report import render
+from gradveil.report.answers import answers, recommendations
 
 CROSSED = 3
 
@@ -169,14 +170,23 @@ def _print_summary(result: Audit, page: Path) -> None:
         )  # fmt: skip
     print_table(table)
     say()
+    people = result.labels_are_people
+    short = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    short.add_column("defense", overflow="fold")
+    for title in ("grade", *(one.name for one in answers(Verdict(defense="none"), people=people)), "ceiling"):
+        short.add_column(title, justify="right")
+    for verdict in result.verdicts:
+        most = verdict.ceiling.recognised if verdict.ceiling else None
+        told = [one.brief() for one in answers(verdict, people=people)]
+        short.add_row(
+            verdict.defense, verdict.grade or "none", *told, "none" if most is None else styled(most, PERCENT)
+        )
+    print_table(short)
+    say()
     for verdict in result.verdicts:
         say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
         if verdict.flags:
             say(f"  Flags: {', '.join(verdict.flags)}.")
-        for name in ("rebuilt", "recognised", "member", "labels", "ceiling", "ceiling_of_run"):
-            answer: Answer | CeilingAnswer | None = getattr(verdict, name)
-            if answer is not None and not answer.why:
-                say(f"  {name.replace('_', ' ').capitalize()}: {answer.sentence}")
         if verdict.cost is not None:
             say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
     missing: dict[str, list[str]] = {}
@@ -184,5 +194,9 @@ def _print_summary(result: Audit, page: Path) -> None:
         missing.setdefault(reason, []).append(name)
     for reason, names in missing.items():
         say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
+    first = recommendations(result)[0]
     say()
+    say(f"Next: {first.why}")
+    if first.command:
+        say(f"  {first.command}")
     say(f"report: {page}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -32,10 +33,16 @@ from gradveil.metrics.table import METRICS
 from gradveil.report import words
 
 MOST_COLUMNS = 24
+MOST_LEAKING = 8
 FEW, FEW_SIDE = 6, 128
 MANY_SIDE = 96
 BUDGET = 11_500_000
 """Characters of base64 on one page; text and curves of the largest report fit beside it in 15 MB."""
+
+
+Pictures = tuple[str, tuple[int, ...]]
+"""A file, and which of its pictures."""
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,10 @@ class Strip:
     picked: tuple[int, ...]
     """Where its pictures stand in the file."""
     cells: tuple[GalleryCell, ...]
+
+    @property
+    def pictures(self) -> Pictures:
+        return self.file, self.picked
 
 
 @dataclass(frozen=True)
@@ -90,17 +101,17 @@ class Gallery:
 def build(audit: Audit, folder: Path) -> Gallery:
     """Lay out the tables, then encode every picture file once, within the page's budget."""
     tables = _by_stage(audit, folder) if audit.trainings else _by_defense(audit, folder)
-    strips = {strip.file: strip for table in reversed(tables) for strip in reversed(table.strips)}
-    files = dict.fromkeys(strip.file for table in tables for strip in table.strips)
+    strips = {strip.pictures: strip for table in tables for strip in table.strips}
 
-    def read(file: str) -> Pixels:
-        kind = "truth" if strips[file].kind == "truth" else "reconstruction"
-        return read_pictures(_inside(folder, file), kind, picked=strips[file].picked)
+    def read(pictures: Pictures) -> Pixels:
+        file, picked = pictures
+        kind = "truth" if strips[pictures].kind == "truth" else "reconstruction"
+        return read_pictures(_inside(folder, file), kind, picked=picked)
 
-    high, wide = read(next(iter(files))).shape[1:3]
-    encoded, encoding = encode_all(files, read, side=max(high, wide))
+    high, wide = read(next(iter(strips))).shape[1:3]
+    encoded, encoding = encode_all(strips, read, side=max(high, wide))
     # A picture that the page shows more than once is in it once, under a name.
-    times = Counter(source for table in tables for strip in table.strips for source in encoded[strip.file])
+    times = Counter(source for table in tables for strip in table.strips for source in encoded[strip.pictures])
     repeated = (source for source, count in times.items() if count > 1)
     names = {source: f"picture-{number}" for number, source in enumerate(repeated, start=1)}
     held: set[str] = set()
@@ -111,7 +122,7 @@ def build(audit: Audit, folder: Path) -> Gallery:
         return replace(cell, source="" if again else source, name=names.get(source, ""))
 
     for place, table in enumerate(tables):
-        pairs = [(strip, tuple(map(filled, strip.cells, encoded[strip.file]))) for strip in table.strips]
+        pairs = [(strip, tuple(map(filled, strip.cells, encoded[strip.pictures]))) for strip in table.strips]
         tables[place] = replace(table, strips=tuple(replace(strip, cells=cells) for strip, cells in pairs))
     shown = max(len(sources) for sources in encoded.values())
     width, height = shown_size(wide, high, near=FEW_SIDE if shown <= FEW else MANY_SIDE)
@@ -154,8 +165,9 @@ def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
     if first.files.truth is None:
         raise BadFileError(f"{where}: row 1 names no truth; the file is damaged")
     columns = first.per_image[:MOST_COLUMNS]
-    heads = tuple((f"Image {i.index}", "" if i.label is None else f"label {i.label}") for i in columns)
-    private = tuple(GalleryCell(f"Private image {image.index}, label {image.label}") for image in columns)
+    named = [words.label_name(image.label, audit.class_names) for image in columns]
+    heads = tuple((f"Image {image.index}", name) for image, name in zip(columns, named, strict=True))
+    private = tuple(GalleryCell(f"Private {head.lower()}, {name}") for head, name in heads)
     truth = Strip("Truth", "the private images", "truth", first.files.truth, tuple(range(len(columns))), private)
 
     def table(
@@ -176,7 +188,7 @@ def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
         for defense, rows in attacks.items()
     }
     worsts, every = list(worst.values()), [row for rows in attacks.values() for row in rows]
-    tables = [table("Every defense under its worst attack", worsts, chance_of=worsts)]
+    tables = [*_leaking_most(audit, every), table("Every defense under its worst attack", worsts, chance_of=worsts)]
     if len(every) == len(worsts):
         return tables
     rebuilding = {one.defense: (one.rebuilt_apart or one).attack for one in audit.verdicts}
@@ -189,6 +201,32 @@ def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
         tables.append(table(title, rows, by_attack=True, chance_of=[worst[defense]]))
     alone = table("Every search without the update", [], by_attack=True, chance_of=every)
     return [*tables, alone] if len(alone.strips) > 1 else tables
+
+
+def _leaking_most(audit: Audit, rows: Sequence[Row]) -> list[GalleryTable]:
+    """The examples that most attacks picked out, whatever the defense; none where no example differs from another."""
+    leaks = []
+    for place, image in enumerate(rows[0].per_image):
+        own = [row.per_image[place] for row in rows]
+        judged = [one.identified for one in own if one.identified is not None]
+        read = [one.label_correct for one in own if one.label_correct is not None]
+        best = max((one.psnr or 0.0 for row, one in zip(rows, own, strict=True) if row.candidates is None), default=0.0)
+        leaks.append((sum(judged), best, place, image, len(judged), (sum(read), len(read))))
+    counts = {count for count, *_ in leaks}
+    if max(counts) == 0 or len(leaks) < 2:
+        return []
+    leaks.sort(key=lambda one: (-one[0], -one[1], one[2]))
+    heads, cells = [], []
+    for count, best, _, image, judged_by, (right, reads) in leaks[:MOST_LEAKING]:
+        name = words.label_name(image.label, audit.class_names)
+        heads.append((f"Image {image.index}", name))
+        scores = [f"by {count} of {judged_by} attacks", f"rebuilt to {best:.1f} dB" if best else "not rebuilt"]
+        scores += [f"label read by {right} of {reads}"] if reads else []
+        cells.append(GalleryCell(f"Private image {image.index}, {name}, which leaks much", tuple(scores)))
+    picked = tuple(place for _, _, place, *_ in leaks[:MOST_LEAKING])
+    file = rows[0].files.truth or ""
+    strip = Strip("Picked out", "over all attacks and defenses", "truth", file, picked, tuple(cells))
+    return [GalleryTable("The examples that leak most", tuple(heads), (strip,))]
 
 
 def _against(row: Row, *, by_attack: bool) -> Strip:
@@ -224,7 +262,7 @@ def _by_stage(audit: Audit, folder: Path) -> list[GalleryTable]:
             first, when = members[0], stage or ""
             same = [(image.client, image.index) for image in first.per_image]
             if first.files.truth is not None and same != above:
-                strips.append(_truth_of(first, first.files.truth, when))
+                strips.append(_truth_of(first, first.files.truth, when, audit.class_names))
                 above = same
             for row in members:
                 untold = "" if row.files.truth else ", no truth"
@@ -233,11 +271,11 @@ def _by_stage(audit: Audit, folder: Path) -> list[GalleryTable]:
     return tables
 
 
-def _truth_of(row: Row, file: str, when: str) -> Strip:
+def _truth_of(row: Row, file: str, when: str, names: Mapping[int, str]) -> Strip:
     def cell(image: ImageScore) -> GalleryCell:
-        facts = {"client": image.client, "label": image.label}
-        said = tuple(f"{name} {value}" for name, value in facts.items() if value is not None)
-        return GalleryCell(f"Private image {image.index} of {when}, client {image.client}", said)
+        said = [] if image.client is None else [f"client {image.client}"]
+        said += [] if image.label is None else [words.label_name(image.label, names)]
+        return GalleryCell(f"Private image {image.index} of {when}, client {image.client}", tuple(said))
 
     images = row.per_image[:MOST_COLUMNS]
     return Strip("Truth", when, "truth", file, tuple(range(len(images))), tuple(map(cell, images)))
@@ -258,8 +296,8 @@ def _drawn(row: Row, name: str, detail: str, who: str) -> Strip:
 
 
 def encode_all(
-    files: Iterable[str], read: Callable[[str], Pixels], *, side: int, budget: int = BUDGET
-) -> tuple[dict[str, list[str]], Encoding]:
+    files: Iterable[_Key], read: Callable[[_Key], Pixels], *, side: int, budget: int = BUDGET
+) -> tuple[dict[_Key, list[str]], Encoding]:
     """Each file's pictures as data addresses, and how they are encoded.
 
     The page holds equal pictures once, so they weigh once. An encoding is left as soon as it is over the budget, so the
@@ -269,7 +307,7 @@ def encode_all(
     fitted = list(dict.fromkeys(encoding.fitted(side) for encoding in ENCODINGS))
     for encoding in fitted:
         left = math.inf if encoding is fitted[-1] else budget
-        encoded: dict[str, list[str]] = {}
+        encoded: dict[_Key, list[str]] = {}
         held: set[str] = set()
         for file in wanted:
             encoded[file] = [data_address(encoding.png(pixels)) for pixels in read(file)]

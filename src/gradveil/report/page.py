@@ -17,7 +17,7 @@ from gradveil.core.atomic import remove_partial, write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, styled
-from gradveil.report import gallery, svg, words
+from gradveil.report import answers, gallery, svg, words
 from gradveil.report.sections import TrainingCurves, over_training, tradeoff
 
 
@@ -81,6 +81,9 @@ def _templates() -> jinja2.Environment:
         "short_attack": words.short_attack,
         "threat_name": words.threat_name,
         "points": words.points,
+        "kind_of": words.kind_of,
+        "short_commit": lambda text: re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", text),
+        "ceiling": answers.ceiling,
     }
     return environment
 
@@ -99,10 +102,12 @@ def _content(audit: Audit, folder: Path) -> dict[str, object]:
         "audit": audit,
         "model": ", ".join(dict.fromkeys(words.value_of(one, "model") for one in about)),
         "data": ", ".join(dict.fromkeys(words.value_of(one, "data") for one in about)),
-        "headline": words.headline(verdicts),
-        "cards": [(verdict, svg.share_bar(verdict)) for verdict in verdicts],
-        "ranked": any(verdict.ranked_first is not None for verdict in verdicts),
-        "rebuilt": any(verdict.rebuilt_apart for verdict in verdicts),
+        "headline": words.headline(verdicts, people=audit.labels_are_people),
+        "cards": [
+            (verdict, [(one, svg.share_bar(one)) for one in answers.answers(verdict, people=audit.labels_are_people)])
+            for verdict in verdicts
+        ],
+        "advice": answers.recommendations(audit),
         "privacy_grades": words.grades(audit.grades.get("privacy", {}), "%") if graded else "",
         "utility_grades": words.grades(audit.grades.get("utility", {}), "") if costed else "",
         "threats": list(dict.fromkeys((row.threat, row.adversary) for row in rows)),
@@ -127,6 +132,8 @@ def _content(audit: Audit, folder: Path) -> dict[str, object]:
         "explained": audit.flags,
         "flag_numbers": {flag: number for number, (flag, _) in enumerate(flags, start=1)},
         "curves": [(row, curve) for row, curve in curves if curve is not None],
+        "origin": words.origin(audit.provenance),
+        "repeat": words.repeat(audit),
         "case_yaml": yaml.safe_dump(audit.case, sort_keys=False, allow_unicode=True),
     }
 

@@ -9,7 +9,8 @@ from statistics import median
 
 from markupsafe import Markup, escape
 
-from gradveil.auditing.audit import Trace, Verdict
+from gradveil.auditing.audit import Trace
+from gradveil.report.answers import ShownAnswer
 from gradveil.report.words import runs
 
 STYLES = 6
@@ -68,20 +69,23 @@ def _far_apart(low: float, high: float) -> bool:
     return low > 0 and high / low > LOG_RATIO
 
 
-def share_bar(verdict: Verdict) -> Markup:
-    """A scale from 0 to 100% with the interval as a bar, the share as a mark on it, and chance as a dashed line.
+def share_bar(answer: ShownAnswer) -> Markup:
+    """A scale from 0 to 100%: the interval as a bar, the share as a dot, chance as a dashed line, a ceiling as a tick.
 
     It is hidden from screen readers: the card says the same in words.
     """
-    marks = ['<line class="track" x2="100%" y1="14" y2="14"/>']
-    if verdict.identified_interval is not None:
-        low, high = (f"{100 * share:.1f}%" for share in verdict.identified_interval)
-        marks.append(f'<line class="interval" x1="{low}" x2="{high}" y1="14" y2="14"/>')
-    if verdict.chance is not None:
-        x = f"{100 * verdict.chance:.1f}%"
-        marks.append(f'<line class="chance" x1="{x}" x2="{x}" y1="2" y2="26"/>')
-    if verdict.identified is not None:
-        marks.append(f'<circle class="share" cx="{100 * verdict.identified:.1f}%" cy="14" r="5"/>')
+    marks = ['<line class="track" x2="100%" y1="10" y2="10"/>']
+    if answer.interval is not None:
+        low, high = (f"{100 * share:.1f}%" for share in answer.interval)
+        marks.append(f'<line class="interval" x1="{low}" x2="{high}" y1="10" y2="10"/>')
+    if answer.chance is not None:
+        x = f"{100 * answer.chance:.1f}%"
+        marks.append(f'<line class="chance" x1="{x}" x2="{x}" y1="1" y2="19"/>')
+    if answer.ceiling is not None:
+        x = f"{100 * answer.ceiling:.1f}%"
+        marks.append(f'<line class="ceiling" x1="{x}" x2="{x}" y1="0" y2="20"/>')
+    if answer.share is not None:
+        marks.append(f'<circle class="share" cx="{100 * answer.share:.1f}%" cy="10" r="5"/>')
     return Markup(f'<svg class="bar" aria-hidden="true">{"".join(marks)}</svg>')
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from gradveil.auditing.audit import Answer, Row, SavedTraining, Verdict
+from gradveil.auditing.audit import OWN, Answer, Audit, Provenance, Row, SavedTraining, Verdict
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, finite, styled
 
 NO_MOVE = "It has no counter-move here, and goes by what the update itself shows."
@@ -27,7 +27,31 @@ def in_sentence(spec: str) -> str:
 def attack_name(row: Row) -> str:
     if not row.is_prior:
         return row.attack
-    return f"prior only ({row.prior_of})" if row.prior_of else "prior only"
+    return f"{row.prior_of or 'a search'} without the update (prior only)"
+
+
+AWARE = {
+    "none": "takes no defense into account",
+    "estimates": "takes the defense as the update shows it",
+    "informed": "knows the defense and adapts to it",
+}
+
+
+def kind_of(row: Row) -> str:
+    """What an attack goes by, in a few words, where it stands."""
+    if row.is_prior:
+        return "what the same search finds with no update: chance"
+    chooses = f"chooses among {row.candidates} candidates" if row.candidates is not None else ""
+    return "; ".join(part for part in (AWARE.get(row.awareness or "", ""), chooses) if part)
+
+
+def label_name(label: int | None, names: Mapping[int, str]) -> str:
+    """A label by its name.
+
+    >>> label_name(3, {3: "cat"}), label_name(4, {}), label_name(None, {})
+    ('cat', 'label 4', 'label unknown')
+    """
+    return "label unknown" if label is None else names.get(label, f"label {label}")
 
 
 def short_attack(spec: str) -> str:
@@ -72,8 +96,13 @@ def span(interval: tuple[float, float] | None) -> str:
     return NOT_AVAILABLE if interval is None else " to ".join(styled(share, PERCENT) for share in interval)
 
 
-def headline(verdicts: Sequence[Verdict]) -> str:
-    """The outcome of the whole audit in a few sentences."""
+def headline(verdicts: Sequence[Verdict], *, people: bool = False) -> str:
+    """The outcome of the whole audit in a few sentences. Where labels are ``people``, who was named comes first."""
+    named = [(share, one) for one in verdicts if one.labels and (share := one.labels.share) is not None]
+    if people and named:
+        share, most_named = max(named, key=lambda pair: pair[0])
+        who = f"at worst, {styled(share, PERCENT)} were named with {in_sentence(most_named.defense)}"
+        return f"Labels are people here: {who}. {headline(verdicts)}"
     judged = [(verdict, share) for verdict in verdicts if (share := verdict.identified) is not None]
     if not judged:
         return "No share of identified images was measured, so this audit has no verdict."
@@ -107,6 +136,49 @@ def headline(verdicts: Sequence[Verdict]) -> str:
         f"In {count} of the {len(known)} settings tried, private images were identified more often than chance "
         f"explains. {spread}."
     )
+
+
+def origin(found: Provenance | None) -> list[tuple[str, str]]:
+    """Where the audit comes from: what, and its value."""
+    if found is None:
+        return []
+    facts = {
+        "begun": found.started.replace("T", " ").replace("Z", " UTC"),
+        "gradveil": found.version,
+        "commit": found.commit or "not a git checkout",
+        "private data": f"sha256 {found.data}" if found.data else "not known",
+        "line-up": f"sha256 {found.line_up}" if found.line_up else "not known",
+    }
+    return list(facts.items())
+
+
+def repeat(audit: Audit) -> tuple[str, tuple[str, ...]]:
+    """How this audit can be made again: in words, and the commands or the call where they are known."""
+    commands = audit.provenance.commands if audit.provenance else ()
+    model, same = (
+        value_of(audit.case, "model"),
+        "The same seed on the same machine gives the same numbers to the last digit.",
+    )
+    if audit.case.get("data") == OWN:
+        by = "this call" if commands else "gradveil.audit(model, batch, ...) with the settings below"
+        return (
+            "A Python program made this audit, of a model and a batch that only it holds: no command can repeat it. "
+            f"In that program, with the same model and batch, {by} does. {same}"
+        ), commands
+    how = "Code of your own, such as a defense, has to be named with --load."
+    if "observations" in audit.case:
+        how = "The saved exchanges have to lie where they lay."
+    elif "." in model.partition(":")[0]:
+        how = f"A case file loads no code: add --model {model}, and --load for what else is yours."
+    made = (
+        "These commands made it, in this order. To repeat it, "
+        if len(commands) > 1
+        else "This command made it. Or "
+        if commands
+        else ""
+    )
+    save = "save the case below as case.yaml and run gradveil audit case.yaml --out DIR"
+    return f"{made}{save}. {how} {same}", commands
 
 
 def grades(bounds: Mapping[str, float], unit: str) -> str:

@@ -49,8 +49,8 @@ for (const table of document.querySelectorAll("table[data-sortable]")) {
 
   // What a cell can be filtered by: each of its links by its title, or its text.
   const termsOf = (cell) => {
-    const links = [...cell.querySelectorAll("a")].map((link) => link.title);
-    return links.length ? links : [cell.textContent.trim()];
+    const links = [...cell.querySelectorAll("a")].map((link) => link.dataset.term);
+    return links.length ? links : [cell.dataset.term ?? cell.textContent.trim()];
   };
 
   const made = (tag, properties, ...inside) => {
