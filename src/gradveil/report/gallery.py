@@ -182,9 +182,9 @@ def _by_defense(audit: Audit, folder: Path) -> list[GalleryTable]:
     for row in audit.rows:
         if not row.is_prior:
             attacks.setdefault(row.defense, []).append(row)
-    named = {verdict.defense: (verdict.attack, verdict.round) for verdict in audit.verdicts}
+    by = {verdict.defense: (verdict.attack, verdict.round) for verdict in audit.verdicts}
     worst = {
-        defense: next((row for row in rows if (row.attack, row.round) == named.get(defense)), rows[0])
+        defense: next((row for row in rows if (row.attack, row.round) == by.get(defense)), rows[0])
         for defense, rows in attacks.items()
     }
     worsts, every = list(worst.values()), [row for rows in attacks.values() for row in rows]
