@@ -52,7 +52,7 @@ def audit(
     attacks: Attacks = (),
     loss: Loss = cross_entropy,
     recipe: Recipe | None = None,
-    threat: str = "C",
+    threat: str = "D",
     batch_size: int = 1,
     budget: BudgetName = "quick",
     gallery: ImageSet | Tensor | None = None,

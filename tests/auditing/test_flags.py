@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradveil.auditing import Row, make_case, run_case
-from gradveil.auditing.flags import FLAGS, explained, flagged
+from gradveil.auditing.flags import FLAGS, OF_VERDICTS, explained, flagged
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
 
@@ -21,6 +21,8 @@ def row(**changes: Any) -> Row:
         "attack": "ig",
         "prior_of": None,
         "threat": "C",
+        "images": 32,
+        "updates": 32,
         "identified": 0.5,
         "identified_interval": (0.1, 0.9),
         "psnr": 10.0,
@@ -59,7 +61,12 @@ def raised(*rows: Row) -> list[str]:
 AWARE, NOISE = "ig:aware=true", "noise:sigma=0.1"
 
 RAISING = {
-    "prior-only as good": [[row(), prior(0.5)], [row(identified=0.0), prior(0.0)]],
+    "prior-only as good": [
+        [row(), prior(0.5)],
+        [row(identified=0.0), prior(0.0)],
+        [row(identified=1 / 32, gallery=100, at_random=0.01), prior(0.0)],  # one lucky hit
+        [row(identified=0.625), prior(0.5)],  # the prior alone finds private images, and little more is found
+    ],
     "diverged": [[row(per_image=stopped("budget", "diverged"))]],
     "objective did not fall": [
         [row(**trace([1.0, 0.5, 0.2], [0.9, 0.9, 0.895]))],
@@ -83,7 +90,7 @@ RAISING = {
 }
 QUIET = {
     "prior-only as good": [
-        [row(), prior(0.25)],
+        [row(), prior(0.125)],
         [row(), prior(1.0, of="dlg")],
         [row(identified=None), prior(0.0)],
         [prior(0.0)],
@@ -131,6 +138,15 @@ def test_what_a_flag_means_is_saved_beside_the_rows() -> None:
     marked = flagged([row(randomized=True), prior(0.0)])
     assert list(explained(marked)) == ["random defense seen once"]
     assert "draws at random" in explained(marked)["random defense seen once"].raised_if
+
+
+@pytest.mark.parametrize("name", OF_VERDICTS)
+def test_the_page_says_what_a_flag_of_a_verdict_says(name: str) -> None:
+    (own,) = (
+        " ".join(part.split()) for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if f"`{name}`\n" in part[:40]
+    )
+    assert f"**Raised if** {OF_VERDICTS[name].raised_if}." in own
+    assert f"**Because** {OF_VERDICTS[name].because}." in own
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)

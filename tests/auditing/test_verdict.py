@@ -13,7 +13,9 @@ import torch
 
 from gradveil.auditing import Audit, Row, Verdict, make_case, read_audit, run_case, score_again, write_junit
 from gradveil.auditing.audit import Answer
-from gradveil.auditing.verdict import costs, judged, privacy_grade, verdicts
+from gradveil.auditing.gate import AuditGate
+from gradveil.auditing.verdict import costs, privacy_grade, verdicts
+from gradveil.auditing.version1 import judged
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
@@ -85,7 +87,7 @@ def saved(folder: Path) -> dict[str, Any]:
 def test_a_defense_that_does_nothing_gets_the_worst_grade(audited: Path) -> None:
     raw, _ = saved(audited)["verdicts"]
     assert (raw["grade"], raw["identified"], raw["cost"]["grade"]) == ("F", 1.0, "A")
-    assert (raw["threat"], raw["adversary"]) == ("C", "parameter-aware eavesdropper")
+    assert (raw["threat"], raw["adversary"]) == ("D", "data-enhanced eavesdropper")
     assert raw["sentence"].startswith(
         "Under raw, all 60 private images were picked out of 100 by what analytic rebuilt"
     )
@@ -93,7 +95,9 @@ def test_a_defense_that_does_nothing_gets_the_worst_grade(audited: Path) -> None
 
 def test_a_defense_that_sends_nothing_is_private_and_useless(audited: Path) -> None:
     raw, zeros = saved(audited)["verdicts"]
-    assert (zeros["grade"], zeros["cost"]["grade"]) == ("A", "F")
+    assert (zeros["grade"], zeros["cost"]["grade"]) == ("C", "F"), "60 images allow an A, but nobody attacked it"
+    assert {"no counter-move", "no candidates"} <= set(zeros["flags"])
+    assert zeros["sentence"].endswith("No attack held a list of candidates.")
     assert zeros["cost"]["accuracy_lost"] > 0.12 > raw["cost"]["accuracy_lost"]
     assert "diverged" in zeros["flags"]
     assert "points of accuracy lost" in zeros["cost"]["sentence"]
@@ -157,7 +161,8 @@ def choice(attack: str, identified: float, **more: Any) -> Row:
 
 def test_the_worst_attack_makes_the_verdict() -> None:
     (verdict,) = verdicts([row("ig", 0.5, 20.0), row("gi", 0.75, 12.0), row("idlg", 0.75, 13.0)])
-    assert (verdict.attack, verdict.flags, verdict.cost) == ("idlg", ("idlg",), None)
+    assert (verdict.attack, verdict.cost) == ("idlg", None)
+    assert verdict.flags == ("idlg", "no candidates")
     assert verdict.adversary == "data-enhanced eavesdropper, labels"
     assert verdict.identified_interval == wilson(3, 4)
 
@@ -167,7 +172,13 @@ def test_a_verdict_by_choice_says_what_was_rebuilt() -> None:
     rows = [choice("identify", 1.0), choice("fingerprint", 0.75), row("ig", 0.5, 12.0), row("gi", 0.5, 13.0), alone]
     (verdict,) = verdicts(rows)
     assert (verdict.attack, verdict.grade, verdict.identified) == ("identify", "F", 1.0)
-    assert verdict.rebuilt == Answer(attack="gi", share=0.5, interval=wilson(2, 4), chance=0.25, above_chance=False)
+    assert verdict.rebuilt is not None
+    assert verdict.rebuilt.model_copy(update={"sentence": ""}) == Answer(
+        attack="gi", share=0.5, interval=wilson(2, 4), chance=0.25, above_chance=False
+    )
+    assert verdict.rebuilt.sentence == "2 of 4 private images were picked out by what gi rebuilt without candidates."
+    assert verdict.recognised is not None
+    assert (verdict.recognised.attack, verdict.recognised.share) == ("identify", 1.0)
     others = [one.model_copy(update={"defense": "clip"}) for one in rows[:2]]
     assert [one.rebuilt_apart for one in verdicts([*rows, *others])] == [verdict.rebuilt, None], "each defense its own"
 
@@ -226,8 +237,8 @@ def test_a_damaged_training_is_one_line(train: Callable[..., str], row: dict[str
         costs([str(folder)])
 
 
-def junit(audit: Audit, path: Path, bound: float | None = None) -> dict[str, ElementTree.Element]:
-    write_junit(audit, path, bound)
+def junit(audit: Audit, path: Path, *bounds: str) -> dict[str, ElementTree.Element]:
+    write_junit(audit, path, AuditGate.read(bounds))
     suite = ElementTree.parse(path).getroot()
     tests = {str(test.get("name")): test for test in suite.iter("testcase")}
     assert suite.get("tests") == str(len(tests))
@@ -239,14 +250,14 @@ def junit(audit: Audit, path: Path, bound: float | None = None) -> dict[str, Ele
 def test_junit_has_one_test_per_defense_and_fails_with_the_sentence(audited: Path, tmp_path: Path) -> None:
     audit = read_audit(audited)
     raw, zeros = audit.verdicts
-    for bound in (None, 0.1):
-        tests = junit(audit, tmp_path / "audit.xml", bound)
-        assert tests["raw"].findtext("failure") == raw.sentence
+    for bounds in ([], ["identified=0.1"]):
+        tests = junit(audit, tmp_path / "audit.xml", *bounds)
+        assert tests["raw"].findtext("failure") == f"{raw.sentence} Flags: no counter-move, no candidates."
         assert tests["zeros"].find("failure") is None
-        said = f"Grade A. {zeros.sentence} Flags: {', '.join(zeros.flags)}."
-        assert "diverged" in said, "an A for want of a search that worked has to show"
+        said = f"Grade C. {zeros.sentence} Flags: {', '.join(zeros.flags)}."
+        assert "diverged" in said, "a grade for want of a search that worked has to show"
         assert tests["zeros"].findtext("system-out") == said
-    assert junit(audit, tmp_path / "audit.xml", 1.0)["raw"].find("failure") is None
+    assert junit(audit, tmp_path / "audit.xml", "identified=1")["raw"].find("failure") is None
 
 
 def test_junit_survives_odd_names_and_skips_what_was_not_scored(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import ndtr, ndtri
 from torch import Tensor
 
-from gradveil.bounds import ceiling, release_of
+from gradveil.bounds import Proof, best_psnr, ceiling, prove, release_of
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.types import Params
+from gradveil.core.types import Params, Recipe
 from gradveil.defenses import (
     DEFENSES,
     DP,
@@ -223,3 +225,78 @@ def test_what_changes_each_example_by_itself_leaves_the_ceiling() -> None:
 
 def test_a_step_without_noise_tells_everything_at_any_level() -> None:
     assert [spent(0.0).power(level) for level in (0.0, 0.5, 1.0)] == [1.0] * 3
+
+
+PICTURES = torch.rand(8, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+PLAIN = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+
+
+def proved(defense: Defense, recipe: Recipe = Recipe(), size: int = 1, **more: Any) -> Proof:  # noqa: B008
+    return prove(defense, PLAIN, recipe, **{"inputs": PICTURES, "size": size, "candidates": 100, **more})
+
+
+def test_a_proof_counts_the_steps_of_an_audit() -> None:
+    several = Recipe(sends="delta", epochs=3, batch_size=2)
+    noisy = Chain([ClipExamples(bound=1.0), Noise(sigma=0.5)])
+    whole = Chain([Clip(bound=1.0, per="global", at="step"), Noise(sigma=0.5)])
+    assert proved(DP(sigma=2.0)).steps == 1
+    assert proved(DP(sigma=2.0), several, size=4).steps == 3, "an example is in one step of each epoch"
+    assert proved(whole, several, size=4).steps == 6, "all are in every step"
+    release = proved(noisy, several, size=4).release
+    assert release is not None
+    assert release.sigma == 1.0, "one of two examples behind a step"
+    uneven = proved(noisy, several, size=5).release
+    assert uneven is not None
+    assert uneven.sigma == 0.5, "the last step is of one example"
+    twice = proved(DP(sigma=2.0), inputs=torch.cat([PICTURES[:1]] * 2), size=2)
+    assert twice.steps == 4, "twice in a batch is twice the influence"
+
+
+def test_more_replies_and_a_planned_training_have_higher_ceilings() -> None:
+    proof = proved(DP(sigma=4.0, steps=100))
+    one, ten, run = proof.ceiling(), proof.ceiling(10), proof.of_run()
+    assert one is not None
+    assert ten is not None
+    assert run is not None
+    assert one.recognised < ten.recognised < run.recognised
+    assert one.recognised == ceiling(spent(4.0), candidates=100).recognised
+    assert "one reply" in one.assumes
+    assert "all of 10 replies" in ten.assumes
+    assert "all 100 noisy steps" in run.assumes
+    assert proved(DP(sigma=4.0)).of_run() is None, "nobody knows how long the training is"
+
+
+@pytest.mark.parametrize(
+    ("defense", "more", "why"),
+    [
+        (Noise(sigma=1.0), {}, "nothing bounds"),
+        (DP(sigma=0.0), {}, "no noise"),
+        (DP(), {"given": ["labels"]}, "is told labels"),
+        (DP(), {"candidates": 1, "size": 4}, "fewer candidates"),
+    ],
+)
+def test_where_nothing_is_proved_it_says_why(defense: Defense, more: dict[str, Any], why: str) -> None:
+    proof = proved(defense, **more)
+    assert why in proof.why
+    assert proof.ceiling() is None
+
+
+def test_batch_norm_in_the_train_mode_is_not_covered() -> None:
+    mixing = torch.nn.Sequential(torch.nn.BatchNorm2d(1), *PLAIN)
+    guard = Chain([Clip(bound=1.0, per="global", at="step"), Noise(sigma=0.5)])
+    settings: dict[str, Any] = {"inputs": PICTURES, "size": 1, "candidates": 100}
+    assert prove(guard, mixing, Recipe(train_mode=True), **settings).why
+    assert not prove(guard, mixing, Recipe(), **settings).why
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.0, 2.0, 4.0])
+def test_no_unbiased_estimate_of_a_pixel_is_better_than_the_bound(sigma: float) -> None:
+    """A pixel in [0, 1] that is sent as -1 to 1, and noised: the plain estimate is the best unbiased one."""
+    rng = np.random.default_rng(0)
+    pixel = rng.random(200_000)
+    reply = 2 * pixel - 1 + sigma * rng.standard_normal(len(pixel))
+    error = float(np.mean(((reply + 1) / 2 - pixel) ** 2))
+    bound = best_psnr(sigma)
+    assert bound is not None
+    assert -10 * math.log10(error) <= bound + 0.1
+    assert best_psnr(sigma, 4) is None or best_psnr(sigma, 4) == pytest.approx(best_psnr(sigma / 2))

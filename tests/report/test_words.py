@@ -14,7 +14,7 @@ import pytest
 import gradveil.report
 from gradveil.auditing import Row, Verdict, read_audit
 from gradveil.auditing.audit import Answer
-from gradveil.auditing.verdict import judged
+from gradveil.auditing.version1 import judged
 from gradveil.report import words
 from report.saved_audit import write_audit
 

@@ -75,10 +75,13 @@ def _can_be_followed(channels: Sequence[Channel]) -> bool:
     return not covered and not any(channel.scaled for channel in channels) and clipped < 2
 
 
+def changes_inputs(link: Defense | None) -> bool:
+    return link is not None and type(link).on_inputs is not Defense.on_inputs
+
+
 def drawing_inputs(one: Observation) -> Defense | None:
     """The known defense if it changes inputs by chance, so that a candidate has to be looked at several times."""
-    links = [link for _, link in one.known_links() if link is not None]
-    changing = [link for link in links if type(link).on_inputs is not Defense.on_inputs]
+    changing = [link for _, link in one.known_links() if link is not None and changes_inputs(link)]
     return Chain(changing) if len(changing) > 1 else changing[0] if changing else None
 
 

@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from gradveil.auditing.case import make_case as make_case
     from gradveil.auditing.case import make_observed_case as make_observed_case
     from gradveil.auditing.case import read_case as read_case
+    from gradveil.auditing.gate import AuditGate as AuditGate
+    from gradveil.auditing.gate import write_junit as write_junit
     from gradveil.auditing.run import run_case as run_case
     from gradveil.auditing.run import run_observed as run_observed
     from gradveil.auditing.run import score_again as score_again
     from gradveil.auditing.scoring import MEANS as MEANS
-    from gradveil.auditing.verdict import write_junit as write_junit
 
 _WHERE = {
     "case": ("Case", "ObservedCase", "make_case", "make_observed_case", "read_case"),
+    "gate": ("AuditGate", "write_junit"),
     "run": ("run_case", "run_observed", "score_again"),
     "scoring": ("MEANS",),
-    "verdict": ("write_junit",),
 }
 _LATER = tuple(name for names in _WHERE.values() for name in names)
 __all__ = ["Audit", "Cost", "ImageScore", "Row", "Verdict", "read_audit", *_LATER]

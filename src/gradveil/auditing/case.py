@@ -58,7 +58,7 @@ class Case(BaseModel):
     """Defense, such as noise:sigma=0.1, or pkg.module:Class. Repeatable."""
     attacks: Attacks = ()
     """Attack, such as ig:tv=0.01, or pkg.module:Class. Repeatable; default: the suite that the budget names."""
-    threat: str = "C"
+    threat: str = "D"
     """Threat model A to H, with extras as in C+labels."""
     images: int = Field(default=4, ge=1)
     """How many private images."""

@@ -9,10 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradveil.attacks import ATTACKS, BUDGETS, Attack
-from gradveil.attacks.informed import Informed
-from gradveil.auditing.audit import Awareness, Meaning, Row
-from gradveil.auditing.verdict import needs_of
-from gradveil.threat import Knowledge, threat_model
+from gradveil.attacks.identify import Identify, changes_inputs
+from gradveil.attacks.informed import Informed, answers
+from gradveil.attacks.parts.channel import Channel
+from gradveil.attacks.parts.counter import AGAINST
+from gradveil.auditing.audit import Awareness, Meaning, Row, Verdict
+from gradveil.auditing.chance import above_chance
+from gradveil.auditing.verdict import NO_CANDIDATES, NO_COUNTER_MOVE, needs_of
+from gradveil.core.registry import split_spec
+from gradveil.threat import Knowledge, Observation, threat_model
 
 _FALL = 0.01
 """The share of its first value by which an objective has to fall to count as fallen."""
@@ -30,10 +35,13 @@ class Flag:
 
 
 def _prior_as_good(row: Row, rows: Sequence[Row]) -> bool:
+    """By the exact test of the verdict: a lucky hit proves nothing."""
     alone = row.prior_among(rows)
     if alone is None or row.identified is None or alone.identified is None:
         return False
-    return row.identified <= alone.identified
+    own = [other for other in rows if not other.is_prior and other.defense == row.defense]
+    above = above_chance(own, rows)[next(i for i, other in enumerate(own) if other is row)]
+    return row.identified <= alone.identified or not above
 
 
 def _did_not_fall(row: Row, _: Sequence[Row]) -> bool:
@@ -66,6 +74,23 @@ def awareness_of(attack: Attack) -> Awareness:
     return "estimates" if getattr(attack, "aware", False) else "none"
 
 
+def counter_moves(attack: Attack, seen: Observation) -> dict[str, str | None] | None:
+    """What an attack does about each link of the defense it knows, None where nothing; None of attacks that never do.
+
+    A likelihood of what the defense leaves of a candidate's update is written for that defense, too.
+    """
+    if isinstance(attack, Informed):
+        return answers(seen)
+    if not isinstance(attack, Identify) or not attack.informed or seen.defense is None:
+        return None
+    found: dict[str, str | None] = {}
+    for spec, link in seen.known_links():
+        known = None if link is None else AGAINST.get(split_spec(spec)[0])
+        ranks = known is not None and (known.channel(link, seen) != Channel() or changes_inputs(link))
+        found[spec] = "It ranks candidates by what this defense leaves of their updates." if ranks else None
+    return found
+
+
 def _level(row: Row) -> int:
     awareness = row.awareness or awareness_of(ATTACKS.build(row.attack, BUDGETS["quick"]))
     return ("none", "estimates", "informed").index(awareness)
@@ -80,7 +105,8 @@ def _wrong_labels(row: Row, _: Sequence[Row]) -> bool:
 FLAGS = (
     Flag(
         "prior-only as good",
-        "the attack identified no more images than its prior-only row, the same search without the update",
+        "the attack identified no more images than luck explains, or no more than its prior-only row, the same search "
+        "without the update",
         "its pictures may come from the prior alone. Either the defense holds, or this attack was too weak to tell",
         _prior_as_good,
     ),
@@ -147,7 +173,22 @@ def flagged(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(row.model_copy(update={"flags": names(row)}) for row in rows)
 
 
-def explained(rows: Sequence[Row]) -> dict[str, Meaning]:
-    """By name, what the flags of these rows mean: saved beside them for whoever reads them."""
-    names = {name for row in rows for name in row.flags}
-    return {flag.name: Meaning(raised_if=flag.raised_if, because=flag.because) for flag in FLAGS if flag.name in names}
+OF_VERDICTS = {
+    NO_COUNTER_MOVE: Meaning(
+        raised_if="no attack that was written for this defense, for each link of it, was run, and no ceiling earns a "
+        "good grade",
+        because="a defense that nobody has attacked by name looks better than it is: the grade is C at best",
+    ),
+    NO_CANDIDATES: Meaning(
+        raised_if="no attack held a list of candidates",
+        because="somebody who holds the right picture needs little of an update to point at it: the grade is C at best",
+    ),
+}
+"""Flags of a defense as a whole, which no row has."""
+
+
+def explained(rows: Sequence[Row], verdicts: Sequence[Verdict] = ()) -> dict[str, Meaning]:
+    """By name, what the flags of these rows and verdicts mean: saved beside them for whoever reads them."""
+    names = {name for row in rows for name in row.flags} | {name for one in verdicts for name in one.flags}
+    known = {flag.name: Meaning(raised_if=flag.raised_if, because=flag.because) for flag in FLAGS} | OF_VERDICTS
+    return {name: meaning for name, meaning in known.items() if name in names}

@@ -15,15 +15,15 @@ import torch
 
 from gradveil import models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.attacks.informed import Informed, answers
 from gradveil.auditing.audit import PRIOR_ONLY, Audit, Files, Membership, Row, SavedTraining, Trace
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
-from gradveil.auditing.flags import awareness_of, explained, flagged
+from gradveil.auditing.ceilings import ceilings
+from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
 from gradveil.auditing.saved import saved
 from gradveil.auditing.scoring import Judge, membership, ranked, unscored
 from gradveil.auditing.sources import OWN, AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
-from gradveil.auditing.verdict import GRADES, costs, verdicts
+from gradveil.auditing.verdict import GRADES, Ceilings, costs, verdicts
 from gradveil.client import running_statistics
 from gradveil.core.environment import environment
 from gradveil.core.errors import BadFileError, GradveilError, StrategyError
@@ -67,7 +67,16 @@ def run(plan: AuditPlan, folder: Path, *, resume: bool = False, progress: Progre
     def audit() -> Audit:
         done = [rows[cell.digest] for cell in cells if cell.digest in rows]
         complete = len(done) == len(cells)
-        return assemble(plan.case, done, complete=complete, left_out=plan.left_out, trainings=plan.trainings)
+        proved = ceilings(plan.proofs, done)
+        return assemble(
+            plan.case,
+            done,
+            complete=complete,
+            left_out=plan.left_out,
+            trainings=plan.trainings,
+            ceilings=proved,
+            people=plan.labels_are_people,
+        )
 
     written: set[Path] = set()
     with progress.task("audit", len(cells)) as task:
@@ -128,7 +137,15 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         row = old.model_copy(update=dict(judged) | kept)
         store.save_row(row.digest, row)
         rows.append(row)
-    anew = assemble(plan.case, rows, complete=audit.complete, left_out=audit.left_out, trainings=plan.trainings)
+    anew = assemble(
+        plan.case,
+        rows,
+        complete=audit.complete,
+        left_out=audit.left_out,
+        trainings=plan.trainings,
+        ceilings=ceilings(plan.proofs, rows),
+        people=plan.labels_are_people,
+    )
     anew = anew.model_copy(update={"case": audit.case, "environment": audit.environment})
     store.save_audit(anew)
     return anew
@@ -141,17 +158,21 @@ def assemble(
     complete: bool,
     left_out: Mapping[str, str] | None = None,
     trainings: tuple[SavedTraining, ...] = (),
+    ceilings: Mapping[str, Ceilings] | None = None,
+    people: bool = False,
 ) -> Audit:
     """The audit as saved: the case, where it ran, its rows and what they say, and why some defenses are not in it."""
     marked = flagged(rows)
+    judged = verdicts(marked, costs(case.training), ceilings, people=people)
     return Audit(
         complete=complete,
         case=case.as_json(),
         environment=environment(case.device),
         rows=marked,
-        verdicts=verdicts(marked, costs(case.training)),
+        verdicts=judged,
         trainings=trainings,
-        flags=explained(marked),
+        labels_are_people=people,
+        flags=explained(marked, judged),
         grades=GRADES,
         left_out=dict(left_out or {}),
     )
@@ -287,7 +308,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         statistics_given=seen.statistics is not None,
         # Whether a client of this recipe has running statistics to send beside its update.
         statistics_sent=seen.recipe is not None and seen.recipe.train_mode and bool(running_statistics(seen.module)),
-        counter_moves=answers(seen) if isinstance(cell.attack, Informed) and not prior_only else None,
+        counter_moves=None if prior_only else counter_moves(cell.attack, seen),
         trace=Trace(steps=found[0].steps, objective=tuple(one.trace for one in found)),
         files=Files(
             reconstruction=store.relative(path),

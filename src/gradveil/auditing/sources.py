@@ -23,6 +23,7 @@ from gradveil.auditing.audit import SavedTraining
 from gradveil.auditing.case import Case, ObservedCase, distinct, make_case
 from gradveil.auditing.suites import SuiteSetting, suite
 from gradveil.auditing.verdict import costs
+from gradveil.bounds import Proof, prove
 from gradveil.client import SimulatedClient, cross_entropy
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
@@ -39,6 +40,8 @@ from gradveil.threat import Knowledge, Observation, observe, threat_model
 
 OWN = "your batch"
 """What stands for the data in the case of a program's own audit."""
+TOLD = frozenset({Knowledge.LABELS, Knowledge.STATISTICS})
+"""What an adversary may be told of the private examples themselves: no noise covers it."""
 PUBLIC = 1000
 """Examples of the same kind that a server may hold."""
 
@@ -150,6 +153,9 @@ class AuditPlan:
     trainings: tuple[SavedTraining, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     """By defense that cannot work on the model, why."""
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
+    """By defense, what no attack can pass."""
+    labels_are_people: bool = False
 
 
 def simulated(case: Case, data: ImageSet | None = None, *, progress: Progress = SILENT) -> AuditPlan:
@@ -307,7 +313,28 @@ class Simulation:
         crossed = [cell(spec, name, prior_only=False) for spec in attacks for name in fitting]
         searching = [spec for spec, attack in attacks.items() if attack.prior_only() is not None]
         alone = [cell(spec, case.defenses[0], prior_only=True) for spec in searching]
-        return AuditPlan(case=case, cells=crossed + alone, domain=data.domain, private=private, left_out=left_out)
+        told = {str(item) for item in TOLD & threat.knows}
+        proofs = {
+            name: prove(
+                defense,
+                self.broadcast(name, defense).module,
+                case.recipe,
+                inputs=private.batch.inputs,
+                size=case.batch_size,
+                candidates=len(private.gallery),
+                given=told,
+            )
+            for name, defense in fitting.items()
+        }
+        return AuditPlan(
+            case=case,
+            cells=crossed + alone,
+            domain=data.domain,
+            private=private,
+            left_out=left_out,
+            proofs=proofs,
+            labels_are_people=data.labels_are_people,
+        )
 
     @cached_property
     def places(self) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,19 @@
-"""The verdict on each defense: its worst case, graded, beside chance, in words, with its cost where that was measured.
+"""The verdict on each defense: its worst case, graded, beside chance, in words; five answers; and its cost.
 
-What defenses cost is read off saved trainings, and verdicts are written as a JUnit file, here as well. Nothing here
-loads torch before it is needed: whoever reads an audit of version 1 has to judge it.
+What defenses cost is read off saved trainings, here as well. Nothing here loads torch before it is needed.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Literal
-from xml.etree import ElementTree
 
-from gradveil.auditing.audit import Answer, Audit, Cost, Object, Row, Verdict
-from gradveil.core.atomic import write_atomically
+from gradveil.auditing.audit import Answer, CeilingAnswer, Cost, Interval, Object, Row, Verdict
+from gradveil.auditing.chance import FALSE_ALARMS, above_chance, best_above, label_luck, member_luck
 from gradveil.core.errors import BadFileError, GradveilError
 
 GRADES = {
@@ -26,31 +23,51 @@ GRADES = {
 """Up to where each grade goes; above all of them is F. Privacy: the share identified beyond chance, at the upper end of
 its interval. Utility: the accuracy lost."""
 WORST = "F"
-_GOOD = ("A", "B")
+GOOD = ("A", "B")
 """Grades of a defense that held; a few images, none of them found, are not above chance either, but earn neither."""
-_SELDOM = 0.025
-"""Chance is ruled out where it finds as many in fewer than one of forty audits."""
+UNTRIED = "C"
+"""The best grade of a defense that nobody has attacked by name, or without candidates."""
+NO_COUNTER_MOVE, NO_CANDIDATES = "no counter-move", "no candidates"
+"""Flags of a verdict: they are about all rows of a defense."""
+Ceilings = tuple[CeilingAnswer, CeilingAnswer | None]
+"""For what the adversary of the audit saw, and for a whole training where it is known how long that is."""
 _MAY_DIFFER = {"defense", "tap", "threat", "evaluate_every", "checkpoint_every", "side_by_side"}
 """Settings in which a training may differ from the undefended one and still be compared with it."""
-_NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
-"""Characters that no XML file may hold, but the name of a defense in a stranger's file might."""
 
 
-def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tuple[Verdict, ...]:
-    """One verdict per defense: its worst case over the attacks and rounds, beside chance and beside its cost."""
+def verdicts(
+    rows: Sequence[Row],
+    costs: Mapping[str, Cost] | None = None,
+    ceilings: Mapping[str, Ceilings] | None = None,
+    *,
+    people: bool = False,
+) -> tuple[Verdict, ...]:
+    """One verdict per defense: its worst case over the attacks and rounds, the answers, its ceiling and its cost.
+
+    ``people`` says that labels are people: what they give away then comes first in the sentence.
+    """
     attacks = [row for row in rows if not row.is_prior]
     found = []
     for defense in dict.fromkeys(row.defense for row in attacks):
         own = [row for row in attacks if row.defense == defense]
+        above = above_chance(own, rows)
         worst = max(own, key=_leakage)
-        rebuilt, alone = worst_of(without_candidates(own)), worst.prior_among(rows)
+        alone = worst.prior_among(rows)
+        ceiling, of_run = (ceilings or {}).get(defense, (_NO_CEILING, None))
+        flags = [*worst.flags, *_untried(own, ceiling)]
+        grade = privacy_grade(worst.identified_interval, worst.at_random, ceiling.recognised, flags)
+        leaks = True if True in above else above[own.index(worst)]
+        labels = _labels(own)
         verdict = Verdict(
             defense=defense,
-            grade=privacy_grade(worst.identified_interval, worst.at_random),
+            grade=grade,
             attack=worst.attack,
             identified=worst.identified,
             identified_interval=worst.identified_interval,
             prior_only_identified=None if alone is None else alone.identified,
+            chance=_chance(worst, rows),
+            above_chance=leaks,
+            outcome="leaks" if leaks else "holds" if leaks is False and grade in GOOD else "unknown",
             threat=worst.threat,
             adversary=worst.adversary,
             images=worst.images,
@@ -59,21 +76,112 @@ def verdicts(rows: Sequence[Row], costs: Mapping[str, Cost] | None = None) -> tu
             candidates=worst.candidates,
             ranked_first=worst.ranked_first,
             round=worst.round,
-            rebuilt=None if rebuilt is None else _answer(rebuilt, rows),
-            flags=worst.flags,
-            sentence=_sentence(worst, alone),
+            rebuilt=_picked(without_candidates(own), own, above, rows, rebuilds=True),
+            recognised=_picked([row for row in own if _chooses(row)], own, above, rows, rebuilds=False),
+            member=_members(own),
+            labels=labels,
+            ceiling=ceiling,
+            ceiling_of_run=of_run,
+            flags=tuple(dict.fromkeys(flags)),
+            sentence=_sentence(worst, alone, labels if people else None, tried=NO_CANDIDATES not in flags),
             cost=(costs or {}).get(defense),
         )
-        found.append(judged(verdict))
+        found.append(verdict)
     return tuple(found)
 
 
-def _answer(row: Row, rows: Sequence[Row]) -> Answer:
-    alone, share, interval = row.prior_among(rows), row.identified, row.identified_interval
-    chance, above = _beside_chance(
-        share, interval, None if alone is None else alone.identified, row.at_random, row.images
+_NO_CEILING = CeilingAnswer(
+    why="it is not known what this defense does",
+    sentence="There is no ceiling: it is not known what this defense does.",
+)
+
+
+def _untried(own: Sequence[Row], ceiling: CeilingAnswer) -> list[str]:
+    """What was not tried on a defense: an attack written for each of its links, and one with candidates.
+
+    A ceiling that earns a good grade stands for an attack: no other can pass it.
+    """
+    chance = ceiling.chance or 0.0
+    proved = ceiling.recognised is not None and _beyond(ceiling.recognised, chance) <= GRADES["privacy"]["B"]
+    scored = [row for row in own if row.identified is not None]
+    moves = [row.counter_moves for row in scored if row.counter_moves is not None]
+    countered = own[0].defense == "none" or any(None not in each.values() for each in moves)
+    flags = [] if countered or proved else [NO_COUNTER_MOVE]
+    return flags if any(_chooses(row) for row in scored) else [*flags, NO_CANDIDATES]
+
+
+def _chance(row: Row, rows: Sequence[Row]) -> float | None:
+    """What the same search identifies without the update, but at least what picking at random does."""
+    alone = row.prior_among(rows)
+    if alone is None or alone.identified is None or row.at_random is None:
+        return None
+    return max(alone.identified, row.at_random)
+
+
+def _picked(
+    asked: Sequence[Row], own: Sequence[Row], above: Sequence[bool | None], rows: Sequence[Row], *, rebuilds: bool
+) -> Answer:
+    """How many examples were picked out of the line-up, by pictures or by choice."""
+    worst = worst_of(asked)
+    if worst is None or worst.identified is None:
+        why = "no attack that rebuilds was scored" if rebuilds else "no attack held a list of candidates"
+        return _unanswered(why)
+    done = "picked out by what" if rebuilds else "recognised by"
+    tail = "rebuilt without candidates" if rebuilds else f"in a list that holds {'it' if worst.images == 1 else 'them'}"
+    count, name = round(worst.identified * worst.images), worst.attack.partition(":")[0]
+    chance = _chance(worst, rows)
+    return Answer(
+        attack=worst.attack,
+        share=worst.identified,
+        interval=worst.identified_interval,
+        chance=worst.at_random if chance is None else chance,
+        above_chance=above[own.index(worst)],
+        sentence=f"{count} of {worst.images} private images were {done} {name} {tail}.",
     )
-    return Answer(attack=row.attack, share=share, interval=interval, chance=chance, above_chance=above)
+
+
+def _members(own: Sequence[Row]) -> Answer:
+    """How many members a test finds that takes one in a hundred others for members."""
+    asked = [(row, row.member) for row in own if row.member is not None and row.member.found is not None]
+    if not asked:
+        return _unanswered("no attack was asked about examples that took no part")
+    best, found = max(asked, key=lambda pair: (pair[1].found or 0.0, pair[1].advantage or 0.0))
+    name, few = best.attack.partition(":")[0], found.others * FALSE_ALARMS < 1
+    counted = f"{found.found or 0:.0%} of {found.members} members were found by {name}"
+    alarms = "without a false alarm" if few else "at 1% false alarms"
+    ahead = "" if found.advantage is None else f"; true alarms are {found.advantage:.0%} more frequent than false ones"
+    return Answer(
+        attack=best.attack,
+        share=found.found,
+        interval=found.interval,
+        chance=FALSE_ALARMS,
+        above_chance=best_above([row for row, _ in asked], member_luck, best),
+        sentence=f"{counted} {alarms} among {found.others} others{ahead}.",
+    )
+
+
+def _labels(own: Sequence[Row]) -> Answer:
+    """How many labels attacks read off the update. A label that comes with a candidate is read off the list."""
+    if any("labels" in row.threat.partition("+")[2].split("+") for row in own):
+        return _unanswered("the adversary was given the labels")
+    asked = [row for row in own if row.label_accuracy is not None and not _chooses(row) and row.candidates is None]
+    if not asked:
+        return _unanswered("no attack that reads labels off the update was scored")
+    best = max(asked, key=lambda row: row.label_accuracy or 0.0)
+    beside = "" if best.label_chance is None else f"; a guess without it gets {best.label_chance:.0%}"
+    name = best.attack.partition(":")[0]
+    return Answer(
+        attack=best.attack,
+        share=best.label_accuracy,
+        interval=best.label_interval,
+        chance=best.label_chance,
+        above_chance=best_above(asked, label_luck, best),
+        sentence=f"{best.label_accuracy or 0:.0%} of the labels were read off the update by {name}{beside}.",
+    )
+
+
+def _unanswered(why: str) -> Answer:
+    return Answer(why=why, sentence=f"Not known: {why}.")
 
 
 def worst_of(rows: Sequence[Row]) -> Row | None:
@@ -104,62 +212,32 @@ def _leakage(row: Row) -> tuple[float, float]:
     return (-1.0, 0.0) if row.identified is None else (row.identified, row.psnr or 0.0)
 
 
-def judged(verdict: Verdict) -> Verdict:
-    """The verdict beside chance: what chance is, whether it explains what was found, and whether the defense held.
+def privacy_grade(
+    interval: Interval | None, at_random: float | None, ceiling: float | None = None, flags: Sequence[str] = ()
+) -> str | None:
+    """From A to F by the most that can happen, less what picking at random would get; None if not measured.
 
-    Not being above chance is good news only with the grade to go with it.
-    """
-    share, interval, alone = verdict.identified, verdict.identified_interval, verdict.prior_only_identified
-    chance, above = _beside_chance(share, interval, alone, verdict.at_random, verdict.images or 0)
-    outcome: Literal["leaks", "holds", "unknown"] = "unknown"
-    if above:
-        outcome = "leaks"
-    elif above is False and verdict.grade in _GOOD:
-        outcome = "holds"
-    return verdict.model_copy(update={"chance": chance, "above_chance": above, "outcome": outcome})
-
-
-def _beside_chance(
-    share: float | None,
-    interval: tuple[float, float] | None,
-    alone: float | None,
-    at_random: float | None,
-    images: int,
-) -> tuple[float | None, bool | None]:
-    """What chance reaches, and whether this share is above it."""
-    chance = None if alone is None or at_random is None else max(alone, at_random)
-    if share is None or interval is None or chance is None:
-        return chance, None
-    return chance, interval[0] > chance and at_least(round(share * images), images, chance) < _SELDOM
-
-
-def at_least(count: int, trials: int, chance: float) -> float:
-    """How likely so many of some trials succeed, or more.
-
-    >>> round(at_least(1, 8, 0.01), 4), at_least(0, 8, 0.01)
-    (0.0773, 1.0)
-    """
-    from scipy.special import betainc  # not scipy.stats, which takes a second to load
-
-    return float(betainc(count, trials - count + 1, chance)) if count else 1.0
-
-
-def privacy_grade(interval: tuple[float, float] | None, at_random: float | None) -> str | None:
-    """From A to F by the upper end of the interval, less what picking at random would get; None if not measured.
-
-    The upper end is what the images tried cannot exclude: a good grade takes many of them. In a line-up no longer than
-    a batch every pick is right, and nothing is measured.
+    That is the upper end of the interval, which is what the images tried cannot exclude: a good grade takes many of
+    them; or the ceiling, where that is lower. In a line-up no longer than a batch every pick is right, and nothing is
+    measured. What nobody tried, by ``flags``, earns no good grade.
     """
     if interval is None or at_random is None or at_random >= 1:
         return None
-    return grade((interval[1] - at_random) / (1 - at_random), "privacy")
+    most = interval[1] if ceiling is None else min(interval[1], ceiling)
+    earned = grade(_beyond(most, at_random), "privacy")
+    return UNTRIED if earned in GOOD and {NO_COUNTER_MOVE, NO_CANDIDATES} & set(flags) else earned
+
+
+def _beyond(share: float, chance: float) -> float:
+    return (share - chance) / (1 - chance) if chance < 1 else 1.0
 
 
 def grade(value: float, of: Literal["privacy", "utility"]) -> str:
     return next((letter for letter, bound in GRADES[of].items() if value <= bound), WORST)
 
 
-def _sentence(row: Row, alone: Row | None) -> str:
+def _sentence(row: Row, alone: Row | None, people: Answer | None, *, tried: bool) -> str:
+    """``people`` is the answer about labels where they say who somebody is; ``tried``: whether candidates were."""
     guard = "Without a defense" if row.defense == "none" else f"Under {row.defense}"
     name = row.attack.partition(":")[0]  # its options stand beside the sentence
     if row.identified is None:
@@ -180,7 +258,10 @@ def _sentence(row: Row, alone: Row | None) -> str:
     if alone is not None and alike is not None:
         said += f", and {round(alike * alone.images)} of {alone.images} without the update"
     more = "" if picked == count else f" The pictures it chose pick {picked} of {total} out of {row.gallery}."
-    return f"{said}.{more}"
+    untried = "" if tried else " No attack held a list of candidates."
+    if people is not None and people.share is not None:
+        said = f"{guard}, {people.share:.0%} of the people were named by their label. {said}"
+    return f"{said}.{more}{untried}"
 
 
 @dataclass(frozen=True)
@@ -249,38 +330,3 @@ def _cost(run: _Trained, plain: _Trained) -> Cost:
         time_added=added,
         sentence=f"In training, {accuracy} ({run.accuracy:.1%} instead of {plain.accuracy:.1%}) and {time}.",
     )
-
-
-def write_junit(audit: Audit, path: Path, bound: float | None = None) -> None:
-    """Write one test case per defense, which continuous integration shows beside its other tests.
-
-    It fails above the bound on ``identified`` or, without one, on the worst grade. The text of a test is the verdict's
-    sentence and its flags. What could not be measured is skipped.
-    """
-    found = audit.verdicts
-    failed = [
-        one.identified is not None and (one.grade == WORST if bound is None else one.identified > bound)
-        for one in found
-    ]  # fmt: skip
-    suite = ElementTree.Element(
-        "testsuite",
-        name="gradveil audit",
-        tests=str(len(found)),
-        failures=str(sum(failed)),
-        errors="0",
-        skipped=str(sum(verdict.identified is None for verdict in found)),
-    )
-    for verdict, fails in zip(found, failed, strict=True):
-        rows = [row for row in audit.rows if row.defense == verdict.defense and row.prior_of is None]
-        name, seconds = _NOT_XML.sub("?", verdict.defense), sum(row.seconds or 0.0 for row in rows)
-        test = ElementTree.SubElement(suite, "testcase", classname="gradveil.audit", name=name, time=f"{seconds:.3f}")
-        flags = f" Flags: {', '.join(verdict.flags)}." if verdict.flags else ""
-        text = _NOT_XML.sub("?", f"{verdict.sentence}{flags}")
-        if fails:
-            message = f"grade {verdict.grade}: {verdict.identified:.0%} identified"
-            ElementTree.SubElement(test, "failure", type="leak", message=message).text = text
-        elif verdict.identified is None:
-            ElementTree.SubElement(test, "skipped", message=_NOT_XML.sub("?", verdict.sentence))
-        else:
-            ElementTree.SubElement(test, "system-out").text = _NOT_XML.sub("?", f"Grade {verdict.grade}. ") + text
-    write_atomically(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))

@@ -6,12 +6,15 @@ among the scores too, where nobody looks for it now.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from gradveil.auditing.verdict import judged
+from gradveil.auditing.audit import Verdict
+from gradveil.auditing.chance import at_least
+from gradveil.auditing.verdict import GOOD
 from gradveil.core.fields import Json
 
-__all__ = ["judged", "upgraded", "upgraded_row"]
+_SELDOM = 0.025
+"""Chance was ruled out where it finds as many in fewer than one of forty audits."""
 
 _ADVERSARIES = {
     "A": "eavesdropper",
@@ -49,6 +52,24 @@ def upgraded_row(row: Any, gallery: Any = None) -> Any:
     if isinstance(row.get("per_image"), list):
         row["per_image"] = [_image(image, place) for place, image in enumerate(row["per_image"])]
     return row
+
+
+def judged(verdict: Verdict) -> Verdict:
+    """The verdict beside chance, as far as such an audit tells: its rows do not say what luck does.
+
+    Not being above chance is good news only with the grade to go with it.
+    """
+    share, interval, alone = verdict.identified, verdict.identified_interval, verdict.prior_only_identified
+    chance = None if alone is None or verdict.at_random is None else max(alone, verdict.at_random)
+    above, images = None, verdict.images or 0
+    if share is not None and interval is not None and chance is not None:
+        above = interval[0] > chance and at_least(round(share * images), images, chance) < _SELDOM
+    outcome: Literal["leaks", "holds", "unknown"] = "unknown"
+    if above:
+        outcome = "leaks"
+    elif above is False and verdict.grade in GOOD:
+        outcome = "holds"
+    return verdict.model_copy(update={"chance": chance, "above_chance": above, "outcome": outcome})
 
 
 def _image(image: Any, place: int) -> Any:

@@ -14,9 +14,15 @@ is said by :attr:`Ceiling.assumes`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Recipe
 from gradveil.defenses import ATS, DP, Clip, ClipExamples, Defense, Ledger, Noise, Precode, Transform, links_of
 from gradveil.defenses.base import At, needs_only_tensors
 
@@ -24,6 +30,9 @@ AT: tuple[At, ...] = ("step", "update")
 """Where a defense acts on what leaves, in the order in which it does."""
 LOW = 0.01
 """The share of false alarms at which membership is judged."""
+FINEST = 60.0
+"""Decibels, from which on a picture has no error that eight bits show."""
+_SAYS_NOTHING = 50.0
 
 
 @dataclass(frozen=True)
@@ -53,13 +62,16 @@ class Ceiling:
     advantage: float
     """The most that true alarms can be more frequent than false ones, at any threshold."""
     assumes: str
+    psnr: float | None = None
+    """What no reconstruction without a prior passes, in decibels; None where no such bound is known."""
 
     @property
     def sentence(self) -> str:
-        among = f"one of {self.candidates} candidates"
+        among, members = f"one of {self.candidates} candidates", f"{self.member:.1%} of the members at 1% false alarms"
+        drawn = "" if self.psnr is None else f"; pictures drawn without a prior reach {self.psnr:.1f} dB at most"
         return (
             f"no adversary recognises more than {self.recognised:.1%} of the examples as {among} ({self.chance:.1%} by "
-            f"luck), and none finds more than {self.member:.1%} of the members at 1% false alarms; {self.assumes}"
+            f"luck), and none finds more than {members}{drawn}; {self.assumes}"
         )
 
 
@@ -147,3 +159,118 @@ def ceiling(spent: Ledger, *, candidates: int, private: int = 1, assumes: str = 
         advantage=spent.advantage(),
         assumes=assumes,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What is proved of a defense in one setting of an audit; or why nothing is."""
+
+    release: Release | None = None
+    why: str = ""
+    """Nothing is proved; empty where something is."""
+    steps: int = 1
+    """How often one reply releases what the bound covers."""
+    candidates: int = 1
+    private: int = 1
+    planned: tuple[float, int] | None = None
+    """The sample rate and the number of steps of a whole training, where the defense plans one."""
+
+    def ceiling(self, replies: int = 1) -> Ceiling | None:
+        """For an adversary who has so many replies about the same examples."""
+        if self.release is None:
+            return None
+        count = "one reply" if replies == 1 else f"all of {replies} replies"
+        each = "" if self.steps == 1 else f", each of {self.steps} noisy steps"
+        return self._of(1.0, self.steps * replies, f"{count}{each}")
+
+    def of_run(self) -> Ceiling | None:
+        """For all replies of the training that the defense plans."""
+        if self.release is None or self.planned is None:
+            return None
+        rate, steps = self.planned
+        drawn = "" if rate == 1 else f", for which examples are drawn at a rate of {rate:g} that nobody sees"
+        return self._of(rate, steps, f"all {steps} noisy steps that are planned{drawn}")
+
+    def _of(self, rate: float, steps: int, what: str) -> Ceiling | None:
+        if self.release is None:
+            return None
+        spent = Ledger()
+        spent.add(self.release.sigma, rate, steps)
+        assumes = (
+            f"this is for {what}, with Gaussian noise of {self.release.sigma:.3g} times what {self.release.covers} can "
+            "change, which nobody can predict; any candidate was as likely to be the private one, and the adversary "
+            "may know all other examples"
+        )
+        top = ceiling(spent, candidates=self.candidates, private=self.private, assumes=assumes)
+        return replace(top, psnr=best_psnr(self.release.sigma, steps))
+
+
+def prove(
+    defense: Defense,
+    module: nn.Module,
+    recipe: Recipe,
+    *,
+    inputs: Tensor,
+    size: int,
+    candidates: int,
+    given: Collection[str] = (),
+) -> Proof:
+    """What is proved of clients who train by this recipe, each on ``size`` of the ``inputs`` [n, ...].
+
+    Args:
+        defense: What the clients do.
+        module: The model, as it is sent to them.
+        recipe: How they train.
+        inputs: Of all clients, to see whether one of them is there twice: it has twice the influence then.
+        size: How many of them each client has.
+        candidates: How many the adversary chooses from.
+        given: What the adversary is told about the private examples beside replies, in words.
+    """
+    mini = size if recipe.sends == "gradient" else min(recipe.batch_size or size, size)
+    visits = 1 if recipe.sends == "gradient" else recipe.epochs
+    mixing = [layer for layer in module.modules() if isinstance(layer, _NormBase)]
+    try:
+        if given:
+            raise GradveilError(f"the adversary is told {', '.join(sorted(given))} beside the replies")
+        if recipe.train_mode and mixing:
+            raise GradveilError(
+                "batch norm in the train mode mixes examples, and its statistics are sent beside updates"
+            )
+        if candidates < size:
+            raise GradveilError("there are fewer candidates than private examples")
+        tensors = sum(parameter.requires_grad for parameter in module.parameters())
+        release = release_of(defense, examples=size % mini or mini, tensors=tensors)
+        if release.sigma == 0:
+            raise GradveilError("there is no noise")
+    except GradveilError as error:
+        return Proof(why=str(error))
+    copies = int(torch.unique(inputs.flatten(1), dim=0, return_counts=True)[1].max())
+    alone = release.covers == "each example"
+    steps = visits * copies**2 if alone else visits * math.ceil(size / mini)
+    plan = next((link for link in links_of(defense) if isinstance(link, DP) and link.steps is not None), None)
+    planned = None if plan is None or plan.steps is None else (plan.sample_rate or 1.0, plan.steps)
+    return Proof(
+        release=release,
+        steps=steps if release.at == "step" else 1,
+        candidates=candidates,
+        private=size,
+        planned=planned if release.at == "step" else None,
+    )
+
+
+def best_psnr(sigma: float, steps: int = 1) -> float | None:
+    """The PSNR in decibels that no reconstruction without a prior passes; None where the bound says nothing.
+
+    Without a prior means unbiased: right on average for every example in [0, 1] that there could be. Let x and x' be
+    two examples that differ in one pixel. An unbiased estimate of that pixel has a variance of at least
+    (x - x')^2 / chi2, where chi2 is that of the replies under x' against those under x (Chapman and Robbins, 1951). For
+    Gaussian noise chi2 is exp(d^2) - 1 with d the distance of the two in deviations of the noise: at most 2 / sigma in
+    a step, for both are within the bound. Some x' is at least 1/2 away. So the mean squared error is at least
+    1/4 / (exp(4 steps / sigma^2) - 1), whatever the model and the adversary's other knowledge are.
+
+    >>> round(best_psnr(2.0), 1), best_psnr(0.1)
+    (8.4, None)
+    """
+    exponent = 4 * steps / sigma**2
+    least = 10 * math.log10(4 * math.expm1(exponent)) if exponent < _SAYS_NOTHING else math.inf
+    return least if least < FINEST else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from gradveil.auditing import (
     Audit,
+    AuditGate,
     Case,
     ObservedCase,
     make_case,
@@ -22,6 +24,7 @@ from gradveil.auditing import (
     score_again,
     write_junit,
 )
+from gradveil.auditing.audit import Answer, CeilingAnswer
 from gradveil.cli.options import checked_device, fields_of_file, options_from
 from gradveil.cli.progress import Terminal, print_table, say
 from gradveil.core.errors import GradveilError
@@ -48,8 +51,21 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="Folder for the audit; default: audits/ and the time.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an audit that was interrupted.")] = False,
     fail_above: Annotated[
-        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="Exit with 3 if a verdict is above it.")
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=VALUE",
+            help="Exit with 3 if identified, recognised, rebuilt, member or labels may be above it. Repeatable.",
+        ),
     ] = None,
+    require_grade: Annotated[
+        str | None, typer.Option(metavar="GRADE", help="Exit with 3 if a defense has a worse grade.")
+    ] = None,
+    point: Annotated[
+        bool, typer.Option("--point", help="--fail-above judges the estimate, not the upper end of its interval.")
+    ] = False,
+    gate_none: Annotated[
+        bool, typer.Option("--gate-none", help="Clients without a defense have to pass --fail-above too.")
+    ] = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE.xml", help="Write one test per defense for continuous integration.")
     ] = None,
@@ -65,7 +81,7 @@ def audit(
     if recipe:
         written = fields.get("recipe")
         fields["recipe"] = (written if isinstance(written, dict) else {}) | recipe
-    bounds = [_bound(text) for text in fail_above or []]
+    gate = AuditGate.read(fail_above or [], require_grade, point=point, baseline=gate_none)
     if resume and out is None:
         raise GradveilError("--resume goes on with the audit of a folder: name it with --out")
     folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")
@@ -81,12 +97,18 @@ def audit(
             raise typer.Exit(130) from None
         page = render(folder)
         if junit is not None:
-            write_junit(result, junit, min((bound for _, bound in bounds), default=None))
+            write_junit(result, junit, gate)
         if as_json:
             sys.stdout.write((folder / "audit.json").read_text())
         else:
             _print_summary(result, page)
-        _enforce(result, bounds)
+        violations = gate.violations(result)
+        for one in violations:
+            say(one.words if one.defense in one.words else f"{one.defense}: {one.words}", err=True)
+            if os.environ.get("GITHUB_ACTIONS") == "true":
+                say(one.annotation(), err=True)
+        if violations:
+            raise typer.Exit(CROSSED)
 
 
 def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an audit.")]) -> None:
@@ -121,29 +143,6 @@ def schema() -> None:
     sys.stdout.write(json.dumps(Audit.model_json_schema(mode="serialization"), indent=1) + "\n")
 
 
-def _bound(text: str) -> tuple[str, float]:
-    metric, equals, value = text.partition("=")
-    try:
-        if metric != "identified" or not equals or not 0 <= float(value) <= 1:
-            raise ValueError
-        return metric, float(value)
-    except ValueError:
-        raise GradveilError(
-            f"cannot read the bound {text!r}; write --fail-above identified=0.1, a share from 0 to 1"
-        ) from None
-
-
-def _enforce(result: Audit, bounds: list[tuple[str, float]]) -> None:
-    for metric, bound in bounds:
-        for verdict in result.verdicts:
-            if verdict.identified is None:
-                raise GradveilError(f"{metric} was not measured under {verdict.defense}: a bound on it needs the truth")
-            if verdict.identified > bound:
-                line = f"{metric} is {verdict.identified:.3g} under {verdict.defense}, above {bound:g}"
-                say(line, err=True)
-                raise typer.Exit(CROSSED)
-
-
 def _print_summary(result: Audit, page: Path) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     observed, metrics = bool(result.trainings), [metric for metric in METRICS.values() if metric.in_summary]
@@ -168,9 +167,10 @@ def _print_summary(result: Audit, page: Path) -> None:
         say(f"{verdict.sentence} ({'not graded' if verdict.grade is None else f'grade {verdict.grade}'})")
         if verdict.flags:
             say(f"  Flags: {', '.join(verdict.flags)}.")
-        if (rebuilt := verdict.rebuilt_apart) is not None:
-            share, attack = rebuilt.share, (rebuilt.attack or "").partition(":")[0]
-            say(f"  Without candidates, {styled(share, PERCENT)} were identified by what {attack} rebuilt.")
+        for name in ("rebuilt", "recognised", "member", "labels", "ceiling", "ceiling_of_run"):
+            answer: Answer | CeilingAnswer | None = getattr(verdict, name)
+            if answer is not None and not answer.why:
+                say(f"  {name.replace('_', ' ').capitalize()}: {answer.sentence}")
         if verdict.cost is not None:
             say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
     missing: dict[str, list[str]] = {}

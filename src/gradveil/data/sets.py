@@ -53,6 +53,8 @@ class ImageSet(ABC):
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    labels_are_people: bool = False
+    """Whether a label says who somebody is, as for faces."""
 
     def __post_init__(self) -> None:
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:

@@ -46,7 +46,9 @@ def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
         for path in [source / name, *source.glob(f"{name.parent}/{name.stem}-[0-9]*{name.suffix}")]:
             _link(path, target / path.relative_to(source))
         own.save_row(row.digest, row)
-    audit = assemble(chosen, rows, complete=True, left_out=left_out)
+    proved = {one.defense: (one.ceiling, one.ceiling_of_run) for one in whole.verdicts if one.ceiling is not None}
+    people = whole.labels_are_people
+    audit = assemble(chosen, rows, complete=True, left_out=left_out, ceilings=proved, people=people)
     own.save_audit(audit)
     return audit
 
