@@ -38,12 +38,12 @@ HEAD = """# Measured, and the most that is possible
 
 `dp` bounds what one example can change and adds noise, so that there is a ceiling on what any adversary recognises
 ([bounds](../verdict.md)). Here is what `identify` reaches, which knows the defense and ranks candidates by the exact
-likelihood: each of the 100 shipped examples is private in turn among all 100, in ten draws of noise and model. Intervals
-go by update: exact for one example, a bound that is wider than 95% needs for four. They are about these 100 examples, not
-about others. No lower end is above its ceiling.
+likelihood: each of the 100 shipped examples is private in turn among all 100, in ten draws of noise and model.
+Intervals go by update: exact for one example, a bound that is wider than 95% needs for four. They are about these 100
+examples, not about others. No lower end is above its ceiling.
 
-Raw rows: [ceiling.jsonl](ceiling.jsonl). Again: `python scripts/floor_and_ceiling.py --out rows.jsonl` (ten minutes on one
-busy core).
+Raw rows: [ceiling.jsonl](ceiling.jsonl). Again: `python scripts/floor_and_ceiling.py --out rows.jsonl` (ten minutes on
+one busy core).
 
 | data | model | batch | sigma | examples | recognised | 95% interval | ceiling | reached | chance |
 | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |
