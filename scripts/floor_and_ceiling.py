@@ -38,18 +38,21 @@ HEAD = """# Measured, and the most that is possible
 
 `dp` bounds what one example can change and adds noise, so that there is a ceiling on what any adversary recognises
 ([bounds](../verdict.md)). Here is what `identify` reaches, which knows the defense and ranks candidates by the exact
-likelihood: each of the 100 shipped examples is private in turn among all 100, with fresh noise and fresh models. The
-interval is the exact one by update. No lower end is above its ceiling.
+likelihood: each of the 100 shipped examples is private in turn among all 100, in ten draws of noise and model.
+Intervals go by update: exact for one example, a bound that is wider than 95% needs for four. They are about these 100
+examples, not about others. No lower end is above its ceiling.
 
-Raw rows: [ceiling.jsonl](ceiling.jsonl). Again: `python scripts/floor_and_ceiling.py`.
+Raw rows: [ceiling.jsonl](ceiling.jsonl). Again: `python scripts/floor_and_ceiling.py --out rows.jsonl` (ten minutes on
+one busy core).
 
 | data | model | batch | sigma | examples | recognised | 95% interval | ceiling | reached | chance |
 | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |
 """
 TAIL = """
-An MLP comes near because its gradients of different examples stand at wide angles. Those of a LeNet point almost the
-same way for examples of one class, and clipping leaves little else to tell them apart: the ceiling holds for every
-model, the worst as well, and is not reached on most.
+The MLP was chosen because it comes near: of nine models whose gradients were compared beforehand, its gradients of
+different examples stand at the widest angles (95% of the cosines below 0.24; LeNet: 0.99). An `mlp` of the default size
+reached 65% of the ceiling at sigma 0.5 (500 examples), the LeNet 22%. At sigma 2 and 4 the ceiling is so near to chance
+that what was reached of it says little.
 """
 
 

@@ -17,9 +17,13 @@ import gradveil
 from exchanges import SAMPLES, observed
 from gradveil import models
 from gradveil.attacks import ATTACKS, Attack, Reconstruction
-from gradveil.auditing import make_case, run_case
+from gradveil.attacks.identify import Identify
+from gradveil.attacks.parts.candidate_updates import with_labels
+from gradveil.auditing import make_case, run_case, score_again, sources
+from gradveil.auditing.scoring import ranked
 from gradveil.core.progress import Progress
 from gradveil.core.types import Batch, Params
+from gradveil.data import UNKNOWN, ImageSet
 from gradveil.defenses import Defense
 from gradveil.threat import Knowledge, Observation
 
@@ -218,3 +222,70 @@ def test_a_client_that_sends_zeros_is_recognised_by_chance_alone(size: int) -> N
         assert row.luck > 0.02, row.attack
         assert row.ranked_first is not None
         assert row.ranked_first <= 4 * size / 68
+
+
+class Guess(Attack):
+    """Takes for granted that a list holds the truth: as sure of its best candidate in any list."""
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+        found = Identify()(seen, seeds=seeds, progress=progress)
+        return [
+            replace(one, scores=(one.scores > one.scores.min()).double()) for one in found if one.scores is not None
+        ]
+
+
+@pytest.mark.integration
+def test_lists_without_the_truth_are_asked_about_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTACKS._factories, "guess", lambda _budget: Guess())
+    fields = {"model": "lenet", "threat": "D", "attacks": ["identify", "guess"], "images": 20}
+    audit = run_case(make_case({**fields, "defenses": ["none", "noise:sigma=100"]}), tmp_path / "a")
+    rows = {(row.attack, row.defense): row for row in audit.rows if not row.is_prior}
+    found = {key: row.member for key, row in rows.items()}
+    for member in found.values():
+        assert member is not None
+        assert (member.members, member.others) == (20, 20 * 80)
+    sure, hidden = found["identify", "none"], found["identify", "noise:sigma=100.0"]
+    assert sure is not None
+    assert hidden is not None
+    assert sure.found == 1.0
+    assert (sure.advantage or 0) > 0.95
+    assert (hidden.found or 0) <= 0.15
+    assert (hidden.advantage or 0) < 0.3
+    guessed = found["guess", "none"]
+    assert guessed is not None
+    assert rows["guess", "none"].ranked_first == 1.0
+    assert guessed.found == 0.0, "it names one of 80 in a list without the truth too"
+    again = score_again(tmp_path / "a")
+    assert [row.member for row in again.rows] == [row.member for row in audit.rows]
+    crowded = make_case({**fields, "images": 60, "defenses": ["none"], "attacks": ["fingerprint"]})
+    row = run_case(crowded, tmp_path / "b").rows[0]
+    assert row.member is None
+    assert "too small" in row.not_available["member"]
+
+
+def test_candidates_of_ones_own_batch_have_no_labels() -> None:
+    model = models.build("lenet:init=wide", SAMPLES.domain, seed=0)
+    plan = sources.own(model, SAMPLES.batch(range(10)), defenses=["noise:sigma=0.5"], attacks=["identify"], threat="D")
+    cell = plan.cells[0]
+    seen, private = cell.exchange().observations, cell.private()
+    known = seen[0].candidates
+    assert known is not None
+    assert private is not None
+    assert private.listed is not None
+    assert known.labels.unique().tolist() == [UNKNOWN]
+    assert torch.equal(known.batch(private.listed).inputs, private.batch.inputs)
+    tried = with_labels(known, seen)
+    assert len(tried.owners) == 10 * len(known)
+    labelled = replace(known, labels=SAMPLES.labels[places_of(known)])
+    with_none = cell.attack(seen, seeds=cell.seeds)
+    with_all = cell.attack([replace(one, candidates=labelled) for one in seen], seeds=cell.seeds)
+    first = [ranked(found, private.listed, known).ranked_first for found in (with_none, with_all)]
+    assert abs((first[0] or 0) - (first[1] or 0)) <= 0.2, "labels that nobody knows give nobody away"
+
+
+def places_of(known: ImageSet) -> Tensor:
+    """Where candidates stand among the samples."""
+    pictures, all_samples = known.batch(range(len(known))).inputs, SAMPLES.batch(range(len(SAMPLES))).inputs
+    return torch.cdist(pictures.flatten(1), all_samples.flatten(1)).argmin(dim=1)

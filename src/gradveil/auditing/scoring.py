@@ -21,7 +21,7 @@ from gradveil.core.types import Batch
 from gradveil.data import ImageSet
 from gradveil.domains import Domain
 from gradveil.metrics import LPIPS, interval, label_accuracy, label_chance, luck, matching_order, picks, ranks, score
-from gradveil.metrics.statistics import advantage, members_found, standing_out
+from gradveil.metrics.statistics import advantage, members_found, surprise
 from gradveil.metrics.table import ImageMetrics, own_metrics
 from gradveil.models import representation
 
@@ -164,13 +164,13 @@ def ranked(found: Sequence[Reconstruction], index: Tensor, granted: ImageSet | N
 
 
 def membership(found: Sequence[Reconstruction], without: Sequence[Reconstruction], index: Tensor) -> Membership:
-    """Whether private examples stand out of their list more than anybody does of a list that holds none of them.
+    """Whether private examples are more unusual in their list than anybody is in a list that holds none of them.
 
     ``index`` [n] says where the private examples stand in the list that ``found`` ranks; ``without`` ranks the other
     list, which is as long. An attack that relies on a list which holds the truth names somebody there too.
     """
     lists = [[one.scores for one in each if one.scores is not None] for each in (found, without)]
-    held, lacking = (standing_out(torch.stack(each).numpy()) for each in lists)
+    held, lacking = surprise(*(torch.stack(each).numpy() for each in lists))
     members = np.take_along_axis(held, index.view(len(found), -1).numpy(), axis=1)
     hits, gain = members_found(members, lacking), advantage(members, lacking)
     return Membership(

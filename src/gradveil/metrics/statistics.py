@@ -159,7 +159,6 @@ def standing_out(scores: Array) -> Array:
     >>> standing_out(np.array([[1.0, 3.0, 5.0, 4.0, 2.0]])).tolist()
     [[2.0, 0.0, -2.0, -1.0, 1.0]]
     """
-    scores = np.nan_to_num(scores.astype(np.float64), nan=1e250, posinf=1e250, neginf=-1e250)
     away = np.median(scores, axis=1, keepdims=True) - scores
     typical = np.median(np.abs(away), axis=1, keepdims=True)
     units = np.where(typical > 0, typical, np.mean(np.abs(away), axis=1, keepdims=True))
@@ -167,10 +166,26 @@ def standing_out(scores: Array) -> Array:
     return found
 
 
+def surprise(held: Array, lacking: Array) -> tuple[Array, Array]:
+    """How unusual scores [updates, candidates] of both lists are among those of the list without members; high is rare.
+
+    A score counts as it is, as for an attack that knows how well a true candidate fits, and by how far it stands out of
+    its own list, as where noise moves all scores of an update. The rarer of the two counts, for both lists alike.
+    """
+    lists = [np.nan_to_num(each.astype(np.float64), nan=1e250, posinf=1e250, neginf=-1e250) for each in (held, lacking)]
+    rare = [np.ones(each.shape) for each in lists]
+    for views in ([-each for each in lists], [standing_out(each) for each in lists]):
+        others = np.sort(views[1].ravel())
+        for number, view in enumerate(views):
+            share = 1 - np.searchsorted(others, view, side="left") / len(others)
+            rare[number] = np.minimum(rare[number], share)
+    return -rare[0], -rare[1]
+
+
 def members_found(members: Array, others: Array) -> Array:
     """[updates]: how many members are found if at most one in a hundred others passes for one.
 
-    ``members`` [updates, B] and ``others`` [updates, candidates] say how far examples stand out of their lists.
+    ``members`` [updates, B] and ``others`` [updates, candidates] say how unusual examples are.
     """
     everybody = np.sort(others.ravel())[::-1]
     threshold = everybody[int(FALSE_ALARMS * len(everybody))]

@@ -117,6 +117,11 @@ class Entry(_Strict):
     worst: Worst | None = None
     rebuilt: Worst | None = None
     """The worst of the attacks that hold no candidates."""
+    labels: Share | None = None
+    """Of labels that were read off updates; None in older entries."""
+    label_chance: Share | None = None
+    ceiling: Share | None = None
+    """The share that no attack identifies, where that is proved."""
     flags: tuple[str, ...] = ()
     unfit: str | None = None
     """Why the defense cannot work on the model of the setting."""
@@ -188,6 +193,9 @@ def enter(
             grade=verdict.grade,
             worst=_worst([row for row in rows if row.attack == verdict.attack]),
             rebuilt=_worst(without_candidates(rows)),
+            labels=None if verdict.labels is None else verdict.labels.share,
+            label_chance=None if verdict.labels is None else verdict.labels.chance,
+            ceiling=None if verdict.ceiling is None else verdict.ceiling.recognised,
             flags=verdict.flags,
             trained=trained,
             attacks=tuple(row.attack for row in rows),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradveil.auditing.verdict import privacy_grade
+from gradveil.auditing.verdict import NO_CANDIDATES, NO_COUNTER_MOVE, privacy_grade
 from gradveil.core.atomic import remove_partial, write_atomically
 from gradveil.core.locks import claimed
 from gradveil.data import load
@@ -41,6 +41,8 @@ To enter a defense, write it into one file ([how](../defenses/README.md#your-own
 
 """
 _COLUMNS = {"defense": "---", "grade": ":-:", "identified": "---:", "by": "---", "without candidates": "---:"}
+_ANSWER_COLUMNS = {"labels": "---:", "ceiling": "---:"}
+"""The share of labels read off updates, and of images identified that no attack passes; not in older entries."""
 _COST_COLUMNS = {"accuracy": "---:", "lost": "---:", "time": "---:"}
 
 
@@ -71,12 +73,19 @@ def _section(setting: Setting, entries: Sequence[Entry]) -> str:
     """Heading, what was measured and where, the table of defenses, and those that do not fit."""
     plain = next((one.trained for one in entries if one.defense == "none"), None)
     costs = any(one.trained is not None for one in entries)
-    columns = _COLUMNS | _COST_COLUMNS if costs else _COLUMNS
+    asked = any(one.labels is not None or one.ceiling is not None for one in entries)
+    columns = _COLUMNS | (_ANSWER_COLUMNS if asked else {}) | (_COST_COLUMNS if costs else {})
     lines = [list(columns), list(columns.values())]
     for one in sorted((one for one in entries if one.unfit is None), key=_order):
         worst = "" if one.worst is None else f"`{one.worst.attack.partition(':')[0]}`"
         mark = " †" if AS_GOOD in one.flags else ""
-        cells = [f"`{one.defense}`", one.grade or "", _share(one.worst) + mark, worst, _share(one.rebuilt)]
+        untried = [flag for flag in (NO_COUNTER_MOVE, NO_CANDIDATES) if flag in one.flags]
+        grade = f"{one.grade or ''} ({', '.join(untried)})" if untried else one.grade or ""
+        cells = [f"`{one.defense}`", grade, _share(one.worst) + mark, worst, _share(one.rebuilt)]
+        if asked:
+            chance = "" if one.label_chance is None else f" (chance {one.label_chance:.0%})"
+            cells.append("" if one.labels is None else f"{one.labels:.0%}{chance}")
+            cells.append("" if one.ceiling is None else f"{one.ceiling:.1%}")
         lines.append(cells + (_cost(one.trained, plain) if costs else []))
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     machines = sorted({f"{one.environment.device}, torch {one.environment.torch}" for one in entries})
