@@ -129,6 +129,14 @@ def test_the_derivatives_are_those_of_the_equations() -> None:
     assert torch.allclose((ahead - behind)[0] / (2 * step), expected, rtol=0.05, atol=0.02)
 
 
+def test_tensor_by_tensor_gives_the_same_derivatives() -> None:
+    asked = equations(rounds(SAMPLES.batch([3, 4]), weights(1, moved=0) * 2, threat="F+labels"))
+    code = torch.randn((1, 2, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    (values, slopes), (others, expected) = asked.by_tensor(code, 0), asked.linearised(code)
+    assert torch.allclose(values, others, atol=1e-4)
+    assert torch.allclose(slopes, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_replies_to_one_model_are_taken_together_and_repeat_beyond_its_entries() -> None:
     seen = rounds(SAMPLES.batch([0]), weights(1, moved=0) * 12, threat="F+labels")
     found = exchanges_of([seen], whole=False)
