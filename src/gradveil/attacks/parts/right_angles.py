@@ -263,7 +263,7 @@ class Equations:
 
 
 class Solved(NamedTuple):
-    """Codes [N, ...], the cost of each [N], and costs after every step [steps, N]."""
+    """Codes [N, ...], the cost of each [N], and costs at first and after every step [1 + steps, N], all hard ones."""
 
     codes: Tensor
     costs: Tensor
@@ -277,24 +277,27 @@ def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved
     damping of its own, which grows where a step made things worse and falls where it did not.
     """
     damping = codes.new_ones(len(codes))
-    trace = []
+    trace = list[Tensor]()
     for step in range(steps):
         softness = _SOFTEST * (_HARDEST / _SOFTEST) ** (step / max(1, steps - 1))
         residuals, slopes = equations.linearised(codes)
-        costs = _costs(residuals, codes, softness)
+        costs, hard = _costs(residuals, codes, softness), _costs(residuals, codes, _HARDEST)
+        trace += [] if trace else [hard]
         waiting = torch.ones_like(costs, dtype=torch.bool)
         for _ in range(_TRIES):
             moved = codes + _step(residuals, slopes, codes, softness, damping).view_as(codes)
-            after = _costs(equations.residuals(moved), moved, softness)
+            there = equations.residuals(moved)
+            after = _costs(there, moved, softness)
             better = waiting & (after < costs)
             codes = torch.where(better.view(-1, *[1] * (codes.dim() - 1)), moved, codes)
             costs = torch.where(better, after, costs)
+            hard = torch.where(better, _costs(there, moved, _HARDEST), hard)
             damping = torch.where(better, (damping / 3).clamp(min=1e-3), torch.where(waiting, damping * 4, damping))
             waiting = waiting & ~better
             if not bool(waiting.any()):
                 break
         damping = damping.clamp(max=1e3)
-        trace.append(costs)
+        trace.append(hard)
         task.advance(len(codes))
         task.note(f"step {step + 1} of {steps}, cost {float(costs.mean()):.3g}")
     return Solved(codes, _costs(equations.residuals(codes), codes, _HARDEST), torch.stack(trace))
@@ -360,14 +363,14 @@ def rebuild(
     for i, place in enumerate(best.tolist()):
         row = i * restarts + place
         inputs = one.domain.valid(pictures.decode(solved.codes[row]).detach()).cpu()
-        trace = tuple(solved.trace[:, row].tolist())
+        trace = tuple((solved.trace[:, row] / equations.total).tolist())
         found.append(
             Reconstruction(
                 inputs=inputs,
                 labels=labels[i].cpu(),
                 objective=float(costs[i, place]),
                 objectives=tuple(costs[i].tolist()),
-                steps=tuple(range(1, steps + 1)),
+                steps=tuple(range(steps + 1)),
                 trace=trace,
                 stopped="budget" if math.isfinite(float(costs[i, place])) else "diverged",
                 problem_steps=steps * restarts,
