@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, vmap
+from torch.func import grad, jacrev, jvp, vmap
 
 from gradveil.attacks.base import Reconstruction
 from gradveil.core.errors import GradveilError
@@ -46,6 +46,8 @@ _CHROMA = (1.0, 0.12, 0.04)
 """Power of brightness, of red against blue, and of green against both, as in photographs."""
 _ROOM = {"cpu": 2**28, "cuda": 2**34}
 """Bytes that the derivatives of equations may take on the way, about."""
+_LARGE = 1_000_000
+"""Parameters from which on equations are differentiated tensor by tensor."""
 _TINY = 1e-30
 
 
@@ -177,9 +179,10 @@ class Equations:
         return self.count * len(next(iter(self.exchanges.sent.values())))
 
     def _chunks(self, each: int) -> list[slice]:
-        """So many broadcasts at once that ``each`` bytes of them fit."""
+        """So many broadcasts at once that ``each`` bytes of them fit; of large models one."""
         total = len(next(iter(self.exchanges.sent.values())))
         some = max(1, _ROOM[self.labels.device.type] // max(1, each * len(self.labels)))
+        some = 1 if self._large else some  # large layers of several models at once are slow
         return [slice(start, start + some) for start in range(0, total, some)]
 
     def residuals(self, codes: Tensor) -> Tensor:
@@ -190,6 +193,10 @@ class Equations:
 
     def linearised(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals [N, equations] and their derivatives [N, equations, unknowns]."""
+        if self._large and not self.whole:
+            parts = [self.by_tensor(codes, number) for number in range(len(next(iter(self.exchanges.sent.values()))))]
+            values, slopes = (torch.cat(both, dim=1) for both in zip(*parts, strict=True))
+            return values, slopes
 
         def both(code: Tensor, *given: object) -> tuple[Tensor, Tensor]:
             residual = self.of_one(code, *given)  # type: ignore[arg-type]
@@ -201,6 +208,54 @@ class Equations:
         slopes, values = (torch.cat(both, dim=1) for both in zip(*parts, strict=True))
         return values.flatten(1), slopes.reshape(len(codes), -1, codes[0].numel())
 
+    def by_tensor(self, codes: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The same for one broadcast, tensor by tensor: quicker for large models.
+
+        How the product of a gradient and a direction changes with the unknowns is how their own gradient of the loss
+        changes along that direction. If one tensor alone moves, all other layers keep the same weights for all rows.
+        """
+        sent = {name: part[number] for name, part in self.exchanges.sent.items()}
+
+        def loss(params: Params, code: Tensor, labels: Tensor) -> Tensor:
+            inputs = self.pictures.decode(code)
+            return self.model.loss(self.one.loss, {**sent, **params}, inputs, labels)
+
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))(sent, codes, self.labels)
+        values, slopes = list[Tensor](), list[Tensor]()
+        at_once = max(1, _ROOM[codes.device.type] // (4 * self._bytes * len(codes)))
+        for name in self.one.reply:
+            weight, gradient = sent[name], gradients[name].flatten(1)
+            length = (gradient.square().sum(dim=1, keepdim=True) + _TINY).sqrt()
+            rows, norm = self.exchanges.directions[name][:, number], self.exchanges.norms[name][:, number, None]
+            there = norm > 0
+
+            def change(
+                code: Tensor, labels: Tensor, along: Tensor, name: str = name, weight: Tensor = weight
+            ) -> Tensor:
+                def moved(tensor: Tensor) -> Tensor:
+                    slope: Tensor = grad(loss, argnums=1)({name: tensor}, code, labels)
+                    return slope
+
+                found: Tensor = jvp(moved, (weight,), (along.view_as(weight),))[1]
+                return found
+
+            along = torch.cat([rows, (gradient / length)[:, None]], dim=1)
+            of_rows = vmap(change, in_dims=(None, None, 0), chunk_size=at_once)
+            moves = vmap(of_rows)(codes, self.labels, along).flatten(2)
+            angles = (rows @ gradient[..., None])[..., 0] / length
+            turned = (moves[:, :-1] - angles[..., None] * moves[:, -1:]) / length[..., None]
+            values.append(torch.where(there, angles, 0))
+            slopes.append(torch.where(there[..., None], turned, 0))
+            if self.with_norms:
+                ratio = length / torch.where(there, norm, 1)
+                values.append(torch.where(there, _NORM_WEIGHT * ratio.log(), 0))
+                slopes.append(torch.where(there[..., None], _NORM_WEIGHT * moves[:, -1:] / length[..., None], 0))
+        return torch.cat(values, dim=1), torch.cat(slopes, dim=1)
+
+    @property
+    def _large(self) -> bool:
+        return sum(part[0].numel() for part in self.exchanges.sent.values()) >= _LARGE
+
     @property
     def _bytes(self) -> int:
         """Of one gradient and of what a small network remembers of one pass."""
@@ -208,7 +263,7 @@ class Equations:
 
 
 class Solved(NamedTuple):
-    """Codes [N, ...], the cost of each [N], and costs after every step [steps, N]."""
+    """Codes [N, ...], the cost of each [N], and costs at first and after every step [1 + steps, N], all hard ones."""
 
     codes: Tensor
     costs: Tensor
@@ -222,24 +277,27 @@ def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved
     damping of its own, which grows where a step made things worse and falls where it did not.
     """
     damping = codes.new_ones(len(codes))
-    trace = []
+    trace = list[Tensor]()
     for step in range(steps):
         softness = _SOFTEST * (_HARDEST / _SOFTEST) ** (step / max(1, steps - 1))
         residuals, slopes = equations.linearised(codes)
-        costs = _costs(residuals, codes, softness)
+        costs, hard = _costs(residuals, codes, softness), _costs(residuals, codes, _HARDEST)
+        trace += [] if trace else [hard]
         waiting = torch.ones_like(costs, dtype=torch.bool)
         for _ in range(_TRIES):
             moved = codes + _step(residuals, slopes, codes, softness, damping).view_as(codes)
-            after = _costs(equations.residuals(moved), moved, softness)
+            there = equations.residuals(moved)
+            after = _costs(there, moved, softness)
             better = waiting & (after < costs)
             codes = torch.where(better.view(-1, *[1] * (codes.dim() - 1)), moved, codes)
             costs = torch.where(better, after, costs)
+            hard = torch.where(better, _costs(there, moved, _HARDEST), hard)
             damping = torch.where(better, (damping / 3).clamp(min=1e-3), torch.where(waiting, damping * 4, damping))
             waiting = waiting & ~better
             if not bool(waiting.any()):
                 break
         damping = damping.clamp(max=1e3)
-        trace.append(costs)
+        trace.append(hard)
         task.advance(len(codes))
         task.note(f"step {step + 1} of {steps}, cost {float(costs.mean()):.3g}")
     return Solved(codes, _costs(equations.residuals(codes), codes, _HARDEST), torch.stack(trace))
@@ -305,14 +363,14 @@ def rebuild(
     for i, place in enumerate(best.tolist()):
         row = i * restarts + place
         inputs = one.domain.valid(pictures.decode(solved.codes[row]).detach()).cpu()
-        trace = tuple(solved.trace[:, row].tolist())
+        trace = tuple((solved.trace[:, row] / equations.total).tolist())
         found.append(
             Reconstruction(
                 inputs=inputs,
                 labels=labels[i].cpu(),
                 objective=float(costs[i, place]),
                 objectives=tuple(costs[i].tolist()),
-                steps=tuple(range(1, steps + 1)),
+                steps=tuple(range(steps + 1)),
                 trace=trace,
                 stopped="budget" if math.isfinite(float(costs[i, place])) else "diverged",
                 problem_steps=steps * restarts,
