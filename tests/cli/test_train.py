@@ -88,9 +88,9 @@ def test_what_a_tap_saved_is_audited(capsys: pytest.CaptureFixture[str]) -> None
     bound = ["--fail-above", "identified=0.1", "--gate-none"]
     ended = app(["audit", "--observations", "tapped", "--attack", "analytic", *bound], standalone_mode=False)
     assert ended == 3, "what is not known does not pass"
-    said = capsys.readouterr()
-    assert "there is no truth beside the exchange" in said.out
-    assert "identified is not known under none" in said.err
+    printed = capsys.readouterr()
+    assert "there is no truth beside the exchange" in printed.out
+    assert "identified is not known under none" in printed.err
 
 
 def test_trainings_on_one_page() -> None:
