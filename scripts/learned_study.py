@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import load
-from gradveil.data.public import public_images_apart
+from gradveil.data.public import PublicImages
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.threat import Observation, observe, threat_model
 
@@ -57,7 +56,7 @@ def seen(name: str, model: str, device: str) -> list[Observation]:
                 defense=DEFENSES.describe(known),
                 built_defense=known,
                 candidates=DATA,
-                public=partial(public_images_apart, DATA),
+                public=PublicImages.apart_from(DATA),
                 threat=threat_model("D"),
             )
         )

@@ -20,7 +20,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import MemoryImages, load
 from gradveil.data import public as public_data
-from gradveil.data.public import public_images_apart
+from gradveil.data.public import PublicImages
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 from naive import LowDecimals, PublicMixing, Quantised, Sign, TopWithFeedback
@@ -131,13 +131,13 @@ def test_public_data_hold_nothing_that_the_private_set_holds(monkeypatch: pytest
     half = replace(private, images=private.batch(range(100)).inputs.half())  # type: ignore[call-arg]
     monkeypatch.setattr(public_data, "load", lambda _: PUBLIC)
     for data in (private, half):
-        left = public_images_apart(data, "blots")
+        left = PublicImages.apart_from(data)("blots")
         shown = {image.numpy().tobytes() for image in left.batch(range(len(left))).inputs}
         assert not shown & {image.numpy().tobytes() for image in private.batch(range(100)).inputs}
         assert 1900 < len(left) <= 2000
     (one,) = seen(Sign(), images=1)
     with pytest.raises(GradveilError, match=r"needs 2,000 public examples .* has 1,\d\d\d"):
-        Learned(pairs=400)(replace(one, public=lambda _: public_images_apart(PUBLIC.subset(range(200)), "blots")))
+        Learned(pairs=400)(replace(one, public=lambda _: PublicImages.apart_from(PUBLIC.subset(range(200)))("blots")))
 
 
 def test_the_usual_public_data_is_the_other_split(monkeypatch: pytest.MonkeyPatch) -> None:

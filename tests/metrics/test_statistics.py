@@ -12,11 +12,11 @@ from gradveil.core.errors import GradveilError
 from gradveil.metrics.statistics import (
     _injections,
     advantage,
+    alarms,
     better,
     holm,
     interval,
     luck,
-    members_found,
     standing_out,
     surprise,
 )
@@ -142,27 +142,27 @@ def test_who_always_names_somebody_finds_no_members() -> None:
     held, lacking = rng.normal(size=(updates, candidates)), rng.normal(size=(updates, candidates))
     held[:, 0] -= 8  # the truth, and easy to find
     sure = surprise(held, lacking)
-    assert members_found(sure[0][:, :1], sure[1]).mean() > 0.95
+    assert alarms(sure[0][:, :1], sure[1]).mean() > 0.95
     assert (advantage(sure[0][:, :1], sure[1]) or 0) > 0.9
     moved = 100 * rng.normal(size=(updates, 1))  # noise that all scores of an update share
     apart = surprise(held + moved, lacking + moved)
-    assert members_found(apart[0][:, :1], apart[1]).mean() > 0.8
+    assert alarms(apart[0][:, :1], apart[1]).mean() > 0.8
     scaled = np.exp(20 * rng.random((updates, 1)))  # nobody else comes near zero, but in units of the list some do
     exact = np.concatenate([np.zeros((updates, 1)), np.exp(held[:, 1:])], axis=1)
     found = surprise(scaled * exact, scaled * np.exp(lacking))
-    assert members_found(found[0][:, :1], found[1]).mean() == 1
+    assert alarms(found[0][:, :1], found[1]).mean() == 1
     named = surprise(*((scores > scores.min(axis=1, keepdims=True)).astype(float) for scores in (held, lacking)))
-    assert members_found(named[0][:, :1], named[1]).mean() == 0, "one of 60 is named where nobody should be"
+    assert alarms(named[0][:, :1], named[1]).mean() == 0, "one of 60 is named where nobody should be"
     assert advantage(named[0][:, :1], named[1]) == pytest.approx(1 - 1 / 60, abs=0.02)
 
 
 def test_members_that_are_like_others_are_found_as_seldom() -> None:
     rng = np.random.default_rng(0)
     held, lacking = surprise(rng.normal(size=(400, 100)), rng.normal(size=(400, 100)))
-    assert members_found(held[:, :4], lacking).mean() / 4 == pytest.approx(0.01, abs=0.008)
+    assert alarms(held[:, :4], lacking).mean() == pytest.approx(0.01, abs=0.008)
     assert abs(advantage(held[:, :4], lacking) or 0) < 0.06
     equal, _ = surprise(np.zeros((5, 100)), np.zeros((5, 100)))
-    assert members_found(equal[:, :1], equal).sum() == 0
+    assert alarms(equal[:, :1], equal).sum() == 0
     assert advantage(equal[:, :1], equal) == 0
     odd, _ = surprise(np.array([[np.nan, np.inf, -np.inf, 1.0, 2.0]]), np.arange(5.0)[None])
     assert odd.argmax() == 2

@@ -30,7 +30,7 @@ from gradveil.core.progress import Progress
 from gradveil.core.trees import stack
 from gradveil.core.types import Loss, cross_entropy
 from gradveil.data import ImageSet, load
-from gradveil.data.public import AT_ONCE, public_images_apart
+from gradveil.data.public import AT_ONCE, PublicImages
 from gradveil.defenses import Defense, links_of
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -151,7 +151,7 @@ def _public(one: Observation, spec: str | None) -> ImageSet:
     if one.public is not None:
         public = one.public(spec)
     elif spec is not None:
-        public = load(spec) if one.candidates is None else public_images_apart(one.candidates, spec)
+        public = load(spec) if one.candidates is None else PublicImages.apart_from(one.candidates)(spec)
     else:
         raise GradveilError("attack learned: no public examples come with this reply: name others with public=DATA")
     if public.shape != one.domain.shape:

@@ -89,6 +89,8 @@ class Membership(_Record):
     found: Share = None
     """The share of members that were found while one in a hundred others was taken for one."""
     interval: Interval | None = None
+    luck: Share = None
+    """How likely as many were found if any others of the list had been the private ones."""
     advantage: Share = None
     """The most, over all thresholds, that true alarms are more frequent than false ones."""
     members: Size = 0

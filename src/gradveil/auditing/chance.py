@@ -13,8 +13,6 @@ from gradveil.metrics.statistics import better, holm
 
 LEVEL = 0.05
 """A finding is above chance if luck does as well in at most so many of all audits of a defense that sends nothing."""
-FALSE_ALARMS = 0.01
-"""The share of others that a test for members may take for members."""
 
 
 def above_chance(rows: Sequence[Row], every: Sequence[Row]) -> list[bool | None]:
@@ -106,20 +104,8 @@ def label_luck(row: Row) -> float | None:
 
 
 def member_luck(row: Row) -> float | None:
-    """How likely a test finds as many members at 1% false alarms if members and others cannot be told apart: exact.
-
-    Any order of all scores is then as likely. Members found stand before one false alarm more than are allowed: of so
-    many scores from the top, at most the allowed ones are of others.
-    """
-    asked = row.member
-    if asked is None or asked.found is None or not asked.members or not asked.others:
-        return None
-    size = max(1, round(row.images / row.updates)) if row.updates else 1  # examples of one update count once
-    members, others = asked.members // size, asked.others // size
-    found, alarms = math.floor(asked.found * members + 1e-9), math.floor(FALSE_ALARMS * others)
-    top = found + alarms
-    ways = sum(math.comb(others, i) * math.comb(members, top - i) for i in range(alarms + 1) if top - i >= 0)
-    return ways / math.comb(members + others, top) if found else 1.0
+    """How likely a test finds as many members if the updates say nothing; None where nobody knows."""
+    return None if row.member is None else row.member.luck
 
 
 def best_above(rows: Sequence[Row], luck: Callable[[Row], float | None], best: Row) -> bool | None:

@@ -21,7 +21,7 @@ from gradveil.core.types import Batch
 from gradveil.data import ImageSet
 from gradveil.domains import Domain
 from gradveil.metrics import LPIPS, interval, label_accuracy, label_chance, luck, matching_order, picks, ranks, score
-from gradveil.metrics.statistics import advantage, members_found, surprise
+from gradveil.metrics.statistics import advantage, alarms, surprise
 from gradveil.metrics.table import ImageMetrics, own_metrics
 from gradveil.models import representation
 
@@ -171,11 +171,13 @@ def membership(found: Sequence[Reconstruction], without: Sequence[Reconstruction
     """
     lists = [[one.scores for one in each if one.scores is not None] for each in (found, without)]
     held, lacking = surprise(*(torch.stack(each).numpy() for each in lists))
-    members = np.take_along_axis(held, index.view(len(found), -1).numpy(), axis=1)
-    hits, gain = members_found(members, lacking), advantage(members, lacking)
+    raised, truths = alarms(held, lacking), index.view(len(found), -1).numpy()
+    members, hits = (np.take_along_axis(each, truths, axis=1) for each in (held, raised))
+    gain = advantage(members, lacking)
     return Membership(
-        found=float(hits.sum()) / members.size,
-        interval=interval(hits.tolist(), members.shape[1]),
+        found=float(hits.mean()),
+        interval=interval(hits.sum(axis=1).tolist(), members.shape[1]),
+        luck=luck(raised, truths),
         advantage=None if gain is None else max(0.0, gain),
         members=members.size,
         others=lacking.size,

@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Recipe
 from gradveil.data import UNKNOWN, ImageSet, MemoryImages, load
-from gradveil.data.public import public_images_apart, usual_public
+from gradveil.data.public import PublicImages, usual_public
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, fresh, links_of
 from gradveil.defenses.public import SHIPPED
 from gradveil.domains import Domain
@@ -357,6 +357,11 @@ class Simulation:
         )
 
     @cached_property
+    def public(self) -> PublicImages:
+        """What is public beside the data set: nothing that it holds."""
+        return PublicImages.apart_from(self.data)
+
+    @cached_property
     def places(self) -> tuple[Tensor, Tensor]:
         """Places in the data set: of the private examples, the first or every k-th, and of all others as drawn."""
         case, data = self.case, self.data
@@ -477,7 +482,7 @@ class Simulation:
                         threat=threat,
                         crafted=got.tampered,
                         candidates=candidates,
-                        public=partial(public_images_apart, data),
+                        public=self.public if Knowledge.PUBLIC_DATA in threat.knows else None,
                         loss=self.loss,
                         round_number=round_number,
                     )

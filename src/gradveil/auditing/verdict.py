@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal
 
 from gradveil.auditing.audit import Answer, CeilingAnswer, Cost, Interval, Object, Row, Verdict
-from gradveil.auditing.chance import FALSE_ALARMS, above_chance, best_above, label_luck, member_luck
+from gradveil.auditing.chance import above_chance, best_above, label_luck, member_luck
 from gradveil.core.errors import BadFileError, GradveilError
 
 GRADES = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -35,22 +36,36 @@ def usual_public(data: ImageSet) -> str | None:
     return f"{here[0]}:split={split}" if here else None
 
 
-def public_images_apart(data: ImageSet, spec: str | None = None) -> ImageSet:
-    """The public data that a spec names, or the usual one, without every image that ``data`` holds.
+@dataclass(frozen=True)
+class PublicImages:
+    """Public data that is apart from private data. It holds digests of these in no order: whoever has it learns nothing.
 
-    Raises:
-        GradveilError: if there is none, or its images have another shape.
+    Called with the spec of a data set, or with None for the usual one, it gives that without every private image.
     """
-    spec = usual_public(data) if spec is None else spec
-    if spec is None:
-        size = " x ".join(map(str, data.shape))
-        raise GradveilError(f"there are no public images of {size} here: name a data set of them with public=DATA")
-    public = load(spec)
-    if public.shape != data.shape:
-        sizes = [" x ".join(map(str, shape)) for shape in (public.shape, data.shape)]
-        raise GradveilError(f"public images of {public.name} are {sizes[0]}, the private ones {sizes[1]}")
-    private = set(_shown(data))
-    return public.subset([place for place, shown in enumerate(_shown(public)) if shown not in private])
+
+    usual: str | None
+    shape: tuple[int, ...]
+    private: frozenset[bytes]
+
+    @classmethod
+    def apart_from(cls, data: ImageSet) -> PublicImages:
+        return cls(usual_public(data), data.shape, frozenset(_shown(data)))
+
+    def __call__(self, spec: str | None = None) -> ImageSet:
+        """The public data that a spec names, or the usual one, without every image that is private.
+
+        Raises:
+            GradveilError: if there is none, or its images have another shape.
+        """
+        spec = self.usual if spec is None else spec
+        if spec is None:
+            size = " x ".join(map(str, self.shape))
+            raise GradveilError(f"there are no public images of {size} here: name a data set of them with public=DATA")
+        public = load(spec)
+        if public.shape != self.shape:
+            sizes = [" x ".join(map(str, shape)) for shape in (public.shape, self.shape)]
+            raise GradveilError(f"public images of {public.name} are {sizes[0]}, the private ones {sizes[1]}")
+        return public.subset([place for place, shown in enumerate(_shown(public)) if shown not in self.private])
 
 
 def _shown(data: ImageSet) -> Iterator[bytes]:

@@ -182,15 +182,14 @@ def surprise(held: Array, lacking: Array) -> tuple[Array, Array]:
     return -rare[0], -rare[1]
 
 
-def members_found(members: Array, others: Array) -> Array:
-    """[updates]: how many members are found if at most one in a hundred others passes for one.
+def alarms(held: Array, lacking: Array) -> Array:
+    """[updates, candidates]: 1 for each of ``held`` that a test takes for a member, which one in a hundred others pass.
 
-    ``members`` [updates, B] and ``others`` [updates, candidates] say how unusual examples are.
+    Both say how unusual examples are; ``lacking`` holds no members.
     """
-    everybody = np.sort(others.ravel())[::-1]
-    threshold = everybody[int(FALSE_ALARMS * len(everybody))]
-    hits: Array = (members > threshold).sum(axis=1).astype(np.float64)
-    return hits
+    everybody = np.sort(lacking.ravel())[::-1]
+    raised: Array = (held > everybody[int(FALSE_ALARMS * len(everybody))]).astype(np.float64)
+    return raised
 
 
 def advantage(members: Array, others: Array) -> float | None:
