@@ -86,7 +86,7 @@ def recognised(observations: list[Observation]) -> float:
 class Zeros(Defense):
     """Sends nothing."""
 
-    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG002
+    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]  # noqa: ARG002
         return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
 
 
@@ -97,7 +97,7 @@ def test_examples_are_recognised_and_rebuilt_through_a_black_box(defense: Defens
     pictures = torch.cat([one.inputs for one in Learned(pairs=PAIRS)(observations)])
     mean = torch.cat([one.inputs for one in Learned(pairs=PAIRS).prior_only()(observations)])  # type: ignore[misc]
     truth = PRIVATE.batch(range(40)).inputs
-    assert (pictures - truth).square().mean() < 0.95 * (mean - truth).square().mean()
+    assert (pictures - truth).square().mean() < 0.5 * (mean - truth).square().mean()
 
 
 def test_an_update_that_holds_nothing_tells_nothing() -> None:

@@ -37,11 +37,15 @@ PICTURE, LABEL = 4.0, 0.3
 """How much the error of the picture and of the labels counts beside that of the embedding."""
 EPOCHS = {"entries": 8, "norms": 12}
 """Passes over the pairs, by model. That of norms has few inputs, and a pass of it takes little."""
+STEPS = 250
+"""At least so many steps: of few pairs there are more passes."""
 HELD_OUT = 1000
 LIST = 100
 """Length of the lists in which held-out pairs are looked for."""
 LARGEST = 2**24
 """No size in a file is larger."""
+FAINT = 0.02
+"""Components of pictures whose deviation is a smaller share of the largest are not blown up."""
 CLIPPED = 8.0
 """Deviations beyond which a number is cut off."""
 
@@ -119,7 +123,8 @@ class Decoder(nn.Module):
         some = pixels[:FITTED] - self.picture_mean
         self.picture_axes = _leading(some, self.sizes.looks, rng)
         looks = (pixels - self.picture_mean) @ self.picture_axes
-        self.look_scale = _inverse_deviation(looks)
+        deviations = looks.std(dim=0)  # what hardly varies is rounding, and must not count as much as the rest
+        self.look_scale = 1 / deviations.clamp(min=float(FAINT * deviations.max()) + 1e-12)
         self.statistic_mean, self.statistic_scale = pairs.statistics.mean(0), _inverse_deviation(pairs.statistics)
         self.entry_mean, self.entry_scale = pairs.entries.mean(dim=0), _inverse_deviation(pairs.entries)
         entries = pairs.entries.sub_(self.entry_mean).mul_(self.entry_scale).clamp_(-CLIPPED, CLIPPED)
@@ -193,10 +198,14 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
     looks = looks.unflatten(0, (count, size))
     shares = decoder.look_scale[: min(CODE, sizes.looks)].clamp(min=1e-12) ** -2
     shares = shares / shares.sum()
-    steps = [(name, epoch) for name in decoder.bodies for epoch in range(EPOCHS[name])]
-    with progress.task("learned: training", len(steps)) as task, isolated(seed, "learned dropout"), torch.enable_grad():
+    epochs = {name: max(own, STEPS * BATCH // (count - kept)) for name, own in EPOCHS.items()}
+    with (
+        progress.task("learned: training", sum(epochs.values())) as task,
+        isolated(seed, "learned dropout"),
+        torch.enable_grad(),
+    ):
         for name, body in decoder.bodies.items():
-            for _ in _epochs(body, read[name][kept:], looks[kept:], shares, EPOCHS[name], rng):
+            for _ in _epochs(body, read[name][kept:], looks[kept:], shares, epochs[name], rng):
                 task.advance()
     decoder.eval().requires_grad_(False)
     held = {name: own[:kept] for name, own in read.items()}
