@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,10 @@ class Decoder(nn.Module):
         inputs = {"entries": reduced + sizes.statistics, "norms": sizes.statistics}
         self.bodies = nn.ModuleDict({name: Body(count, WIDTH[name], sizes) for name, count in inputs.items()})
 
+    @property
+    def models(self) -> dict[str, Body]:
+        return cast("dict[str, Body]", dict(self.bodies.items()))
+
     def fit_maps(self, pairs: Pairs, rng: torch.Generator) -> Tensor:
         """Fit the linear maps, and return the standardised entries."""
         pixels = pairs.inputs.flatten(2).mean(dim=1).float()
@@ -150,13 +155,13 @@ class Decoder(nn.Module):
     def likeness(self, read: dict[str, Tensor], looks: Tensor, weights: Tensor | None = None) -> Tensor:
         """[n, m]: how well examples fit updates."""
         weights = self.weights[1] if weights is None else weights
-        parts = [body.likeness(body.layers(read[name]), looks) for name, body in self.bodies.items()]
+        parts = [body.likeness(body.layers(read[name]), looks) for name, body in self.models.items()]
         return weights[0] * parts[0] + weights[1] * parts[1]
 
     def pictures(self, read: dict[str, Tensor], weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Pictures [n, pixels] and log-probabilities of labels [n, classes]; of several examples the mean."""
         weights = self.weights[0] if weights is None else weights
-        hidden = [(body, body.layers(read[name])) for name, body in self.bodies.items()]
+        hidden = [(body, body.layers(read[name])) for name, body in self.models.items()]
         codes = torch.stack([body.code(own) for body, own in hidden], dim=-1) @ weights
         labels = torch.stack([body.label(own) for body, own in hidden], dim=-1) @ weights
         codes = codes / self.look_scale[: codes.shape[1]].clamp(min=1e-12)
@@ -204,7 +209,7 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
         isolated(seed, "learned dropout"),
         torch.enable_grad(),
     ):
-        for name, body in decoder.bodies.items():
+        for name, body in decoder.models.items():
             for _ in _epochs(body, read[name][kept:], looks[kept:], shares, epochs[name], rng):
                 task.advance()
     decoder.eval().requires_grad_(False)
