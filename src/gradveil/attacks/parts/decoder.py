@@ -180,7 +180,8 @@ def _leading(rows: Tensor, count: int, rng: torch.Generator, passes: int = 2) ->
     for _ in range(passes):
         sketch = torch.linalg.qr(rows.T @ (rows @ sketch)).Q
     _, _, turned = torch.linalg.svd(rows @ sketch, full_matrices=False)
-    return sketch @ turned.T
+    found: Tensor = sketch @ turned.T
+    return found
 
 
 def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, device: torch.device) -> Decoder:
@@ -200,7 +201,7 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
     decoder, reduced = decoder.to(device), reduced.to(device)
     read = decoder.read(reduced, pairs.statistics.to(device))
     looks = decoder.looks(pairs.inputs.flatten(0, 1).to(device), pairs.labels.flatten().to(device))
-    looks = looks.unflatten(0, (count, size))
+    looks = looks.view(count, size, -1)
     shares = decoder.look_scale[: min(CODE, sizes.looks)].clamp(min=1e-12) ** -2
     shares = shares / shares.sum()
     epochs = {name: max(own, STEPS * BATCH // (count - kept)) for name, own in EPOCHS.items()}
