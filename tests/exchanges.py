@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from gradveil import models
@@ -13,6 +15,13 @@ from gradveil.defenses import DEFENSES
 from gradveil.threat import Observation, observe, threat_model
 
 SAMPLES = load("cifar10-samples")
+PUBLIC = replace(
+    SAMPLES,
+    name="stand-ins",
+    images=SAMPLES.domain.stand_ins(2000, torch.Generator().manual_seed(0)),  # type: ignore[call-arg]
+    labels=torch.arange(2000) % 10,
+)
+"""Public images that need no download."""
 FEDSGD = Recipe()
 
 
@@ -48,6 +57,7 @@ def observed(
             defense=defense,
             threat=threat_model(threat),
             candidates=SAMPLES,
+            public=lambda spec: PUBLIC,  # noqa: ARG005
         )
         for i, batch in enumerate(batches)
     ]

@@ -19,6 +19,8 @@ from interrogation import interrogated
 MODELS = ["lenet:init=wide", "convnet:width=4", "mlp", "vit:depth=1,dim=24", "resnet18", "vgg11"]
 HEAVY = ("resnet18", "vgg11")
 ONLY_FOR = {"analytic": ["mlp"], "trap": ["mlp"]}
+SMALL = {"learned": "learned:pairs=400,keep=false"}
+"""What stands for an attack that no budget makes shorter."""
 CLOSED_FORM = ("analytic", "trap", "imprint")
 TINY = Budget(2, 6)
 
@@ -47,7 +49,7 @@ def table() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize(("name", "model", "size"), list(table()))
 def test_attack(name: str, model: str, size: int) -> None:
     heavy = model in HEAVY
-    attack = ATTACKS.build(name, Budget(1, 2) if heavy else TINY)
+    attack = ATTACKS.build(SMALL.get(name, name), Budget(1, 2) if heavy else TINY)
     batches = private_batches(1 if heavy else 2, size)
     seeds = list(range(len(batches)))
     threat = "H" if attack.crafts else "E"
@@ -69,12 +71,12 @@ def test_attack(name: str, model: str, size: int) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in CLOSED_FORM])
 def test_train_mode_batch_norm_and_fedavg(name: str) -> None:
-    attack, batches = ATTACKS.build(name, TINY), private_batches(1, 2)
+    attack, batches = ATTACKS.build(SMALL.get(name, name), TINY), private_batches(1, 2)
     recipe = Recipe(sends="delta", epochs=2, batch_size=1, lr=0.01, train_mode=False)
     threat = "H" if attack.crafts else "E"
     (found,) = attack(seen_by(attack, batches, model="lenet:init=wide", recipe=recipe, threat=threat), seeds=[0])
     assert found.objective <= found.trace[0]
-    attack = ATTACKS.build(name, Budget(1, 2))
+    attack = ATTACKS.build(SMALL.get(name, name), Budget(1, 2))
     seen = seen_by(attack, batches, model="convnet:width=4", recipe=Recipe(train_mode=True), threat=threat)
     (found,) = attack(seen, seeds=[0])
     assert found.objective <= found.trace[0]

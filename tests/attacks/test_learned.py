@@ -12,6 +12,7 @@ import torch
 
 from gradveil import assets, models
 from gradveil.attacks import Learned, learned
+from gradveil.attacks.parts import decoder
 from gradveil.attacks.parts import pairs as parts
 from gradveil.attacks.parts.pairs import DefendedClients
 from gradveil.client import SimulatedClient
@@ -45,6 +46,7 @@ PRIVATE = blurred(2140).subset(range(2100, 2140))
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(decoder, "STEPS", 1)  # where a test is not about how well it learns
     learned._memory.clear()
     yield
     learned._memory.clear()
@@ -86,18 +88,21 @@ def recognised(observations: list[Observation]) -> float:
 class Zeros(Defense):
     """Sends nothing."""
 
-    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, ARG002
+    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]  # noqa: ARG002
         return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
 
 
 @pytest.mark.parametrize("defense", [Sign(), Quantised(bits=2)], ids=["sign", "2 bits"])
-def test_examples_are_recognised_and_rebuilt_through_a_black_box(defense: Defense) -> None:
+def test_examples_are_recognised_and_rebuilt_through_a_black_box(
+    defense: Defense, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "STEPS", 150)
     observations = seen(defense)
     assert recognised(observations) >= 0.5, "chance is 1 in 40"
     pictures = torch.cat([one.inputs for one in Learned(pairs=PAIRS)(observations)])
     mean = torch.cat([one.inputs for one in Learned(pairs=PAIRS).prior_only()(observations)])  # type: ignore[misc]
     truth = PRIVATE.batch(range(40)).inputs
-    assert (pictures - truth).square().mean() < 0.95 * (mean - truth).square().mean()
+    assert (pictures - truth).square().mean() < 0.5 * (mean - truth).square().mean()
 
 
 def test_an_update_that_holds_nothing_tells_nothing() -> None:
@@ -110,11 +115,10 @@ def test_it_is_kept_for_defenses_of_ours_and_read_again(tmp_path: Path, monkeypa
     (path,) = (tmp_path / "cache" / "learned").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     learned._memory.clear()
-    monkeypatch.setattr(learned, "make_pairs", lambda *_: pytest.fail("it was learned before"))
-    again = Learned(pairs=400)(observations)
+    with monkeypatch.context() as patch:
+        patch.setattr(learned, "make_pairs", lambda *_: pytest.fail("it was learned before"))
+        again = Learned(pairs=400)(observations)
     assert torch.equal(first[1].inputs, again[1].inputs)
-    monkeypatch.undo()
-    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "cache"))
     learned._memory.clear()
     path.write_bytes(path.read_bytes()[:1000])
     anew = Learned(pairs=400)(observations)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +38,15 @@ PICTURE, LABEL = 4.0, 0.3
 """How much the error of the picture and of the labels counts beside that of the embedding."""
 EPOCHS = {"entries": 8, "norms": 12}
 """Passes over the pairs, by model. That of norms has few inputs, and a pass of it takes little."""
+STEPS = 250
+"""At least so many steps: of few pairs there are more passes."""
 HELD_OUT = 1000
 LIST = 100
 """Length of the lists in which held-out pairs are looked for."""
 LARGEST = 2**24
 """No size in a file is larger."""
+FAINT = 0.02
+"""Components of pictures whose deviation is a smaller share of the largest are not blown up."""
 CLIPPED = 8.0
 """Deviations beyond which a number is cut off."""
 
@@ -112,6 +117,10 @@ class Decoder(nn.Module):
         inputs = {"entries": reduced + sizes.statistics, "norms": sizes.statistics}
         self.bodies = nn.ModuleDict({name: Body(count, WIDTH[name], sizes) for name, count in inputs.items()})
 
+    @property
+    def models(self) -> dict[str, Body]:
+        return cast("dict[str, Body]", dict(self.bodies.items()))
+
     def fit_maps(self, pairs: Pairs, rng: torch.Generator) -> Tensor:
         """Fit the linear maps, and return the standardised entries."""
         pixels = pairs.inputs.flatten(2).mean(dim=1).float()
@@ -119,7 +128,8 @@ class Decoder(nn.Module):
         some = pixels[:FITTED] - self.picture_mean
         self.picture_axes = _leading(some, self.sizes.looks, rng)
         looks = (pixels - self.picture_mean) @ self.picture_axes
-        self.look_scale = _inverse_deviation(looks)
+        deviations = looks.std(dim=0)  # what hardly varies is rounding, and must not count as much as the rest
+        self.look_scale = 1 / deviations.clamp(min=float(FAINT * deviations.max()) + 1e-12)
         self.statistic_mean, self.statistic_scale = pairs.statistics.mean(0), _inverse_deviation(pairs.statistics)
         self.entry_mean, self.entry_scale = pairs.entries.mean(dim=0), _inverse_deviation(pairs.entries)
         entries = pairs.entries.sub_(self.entry_mean).mul_(self.entry_scale).clamp_(-CLIPPED, CLIPPED)
@@ -145,13 +155,13 @@ class Decoder(nn.Module):
     def likeness(self, read: dict[str, Tensor], looks: Tensor, weights: Tensor | None = None) -> Tensor:
         """[n, m]: how well examples fit updates."""
         weights = self.weights[1] if weights is None else weights
-        parts = [body.likeness(body.layers(read[name]), looks) for name, body in self.bodies.items()]
+        parts = [body.likeness(body.layers(read[name]), looks) for name, body in self.models.items()]
         return weights[0] * parts[0] + weights[1] * parts[1]
 
     def pictures(self, read: dict[str, Tensor], weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Pictures [n, pixels] and log-probabilities of labels [n, classes]; of several examples the mean."""
         weights = self.weights[0] if weights is None else weights
-        hidden = [(body, body.layers(read[name])) for name, body in self.bodies.items()]
+        hidden = [(body, body.layers(read[name])) for name, body in self.models.items()]
         codes = torch.stack([body.code(own) for body, own in hidden], dim=-1) @ weights
         labels = torch.stack([body.label(own) for body, own in hidden], dim=-1) @ weights
         codes = codes / self.look_scale[: codes.shape[1]].clamp(min=1e-12)
@@ -170,7 +180,8 @@ def _leading(rows: Tensor, count: int, rng: torch.Generator, passes: int = 2) ->
     for _ in range(passes):
         sketch = torch.linalg.qr(rows.T @ (rows @ sketch)).Q
     _, _, turned = torch.linalg.svd(rows @ sketch, full_matrices=False)
-    return sketch @ turned.T
+    found: Tensor = sketch @ turned.T
+    return found
 
 
 def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, device: torch.device) -> Decoder:
@@ -190,13 +201,17 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
     decoder, reduced = decoder.to(device), reduced.to(device)
     read = decoder.read(reduced, pairs.statistics.to(device))
     looks = decoder.looks(pairs.inputs.flatten(0, 1).to(device), pairs.labels.flatten().to(device))
-    looks = looks.unflatten(0, (count, size))
+    looks = looks.view(count, size, -1)
     shares = decoder.look_scale[: min(CODE, sizes.looks)].clamp(min=1e-12) ** -2
     shares = shares / shares.sum()
-    steps = [(name, epoch) for name in decoder.bodies for epoch in range(EPOCHS[name])]
-    with progress.task("learned: training", len(steps)) as task, isolated(seed, "learned dropout"), torch.enable_grad():
-        for name, body in decoder.bodies.items():
-            for _ in _epochs(body, read[name][kept:], looks[kept:], shares, EPOCHS[name], rng):
+    epochs = {name: max(own, STEPS * BATCH // (count - kept)) for name, own in EPOCHS.items()}
+    with (
+        progress.task("learned: training", sum(epochs.values())) as task,
+        isolated(seed, "learned dropout"),
+        torch.enable_grad(),
+    ):
+        for name, body in decoder.models.items():
+            for _ in _epochs(body, read[name][kept:], looks[kept:], shares, epochs[name], rng):
                 task.advance()
     decoder.eval().requires_grad_(False)
     held = {name: own[:kept] for name, own in read.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,7 +109,7 @@ class DefendedClients:
         with torch.no_grad(), without_tf32():
             changed, wanted = (torch.cat([getattr(run, kind) for run in runs]) for kind in ("inputs", "targets"))
             each = self._updates(changed, wanted)
-            means = {name: own.unflatten(0, (len(runs), self._size)).mean(dim=1) for name, own in each.items()}
+            means = {name: own.view(len(runs), self._size, *own.shape[1:]).mean(dim=1) for name, own in each.items()}
         for place, run in enumerate(runs):
             run.take(({name: own[place] for name, own in means.items()}, None))
         return stack([run.reply().update for run in runs])
@@ -150,8 +149,9 @@ def make_pairs(one: Observation, public: ImageSet, size: int, count: int | None,
     return Pairs(inputs, labels, torch.cat(entries), torch.cat(statistics))
 
 
-def _cut(batch: Batch, size: int) -> Sequence[Tensor]:
-    return [tensor.unflatten(0, (-1, size)) for tensor in (batch.inputs, batch.labels)]
+def _cut(batch: Batch, size: int) -> tuple[Tensor, Tensor]:
+    inputs, labels = (tensor.view(-1, size, *tensor.shape[1:]) for tensor in (batch.inputs, batch.labels))
+    return inputs, labels
 
 
 def _drawn(public: ImageSet, count: int, classes: int, rng: torch.Generator) -> Batch:
