@@ -139,7 +139,7 @@ def test_attacks_are_objects_too() -> None:
     assert [row.needs for row in result.rows[:3]] == [("batch-size",), (), ("candidates",)]
     assert float(result.rows[2].images.max()) == 0.25
     with pytest.raises(gv.GradveilError, match="needs candidates, which threat C lacks"):
-        gv.audit(small_model(), (IMAGES, LABELS), attacks=chooser)
+        gv.audit(small_model(), (IMAGES, LABELS), attacks=chooser, threat="C")
     with pytest.raises(gv.GradveilError, match=r"'Grey:chooses=false,level=0.5' stands twice"):
         gv.audit(small_model(), (IMAGES, LABELS), attacks=[Grey(), Grey()])
 

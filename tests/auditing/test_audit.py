@@ -59,7 +59,7 @@ def test_every_row_says_what_it_rests_on(audited: Path) -> None:
     assert audit["complete"]
     assert {"gradveil", "python", "torch", "device", "threads"} <= audit["environment"].keys()
     for row in audit["rows"]:
-        assert row["threat"] == "C"
+        assert row["threat"] == "D"
         assert any("how many examples" in sentence for sentence in row["assumptions"])
         assert row["images"] == len(row["per_image"]) == 4
         assert row["problem_steps"] == 4 * BUDGETS["quick"].restarts * BUDGETS["quick"].iterations

@@ -112,6 +112,11 @@ def test_a_good_grade_takes_candidates_and_a_counter_move(
     assert ("No attack held a list of candidates." in verdict.sentence) == ("no candidates" in flags)
 
 
+def test_no_defense_needs_no_counter_move() -> None:
+    (verdict,) = verdicts([row("replay", 8, 8, defense="none")])
+    assert (verdict.grade, verdict.flags) == ("F", ())
+
+
 @pytest.mark.parametrize(
     ("proved", "grade", "flags"), [(0.05, "A", ()), (0.2, "B", ()), (0.9, "C", ("no counter-move",))]
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradveil.auditing import Row, make_case, run_case
-from gradveil.auditing.flags import FLAGS, explained, flagged
+from gradveil.auditing.flags import FLAGS, OF_VERDICTS, explained, flagged
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
 
@@ -138,6 +138,15 @@ def test_what_a_flag_means_is_saved_beside_the_rows() -> None:
     marked = flagged([row(randomized=True), prior(0.0)])
     assert list(explained(marked)) == ["random defense seen once"]
     assert "draws at random" in explained(marked)["random defense seen once"].raised_if
+
+
+@pytest.mark.parametrize("name", OF_VERDICTS)
+def test_the_page_says_what_a_flag_of_a_verdict_says(name: str) -> None:
+    (own,) = (
+        " ".join(part.split()) for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if f"`{name}`\n" in part[:40]
+    )
+    assert f"**Raised if** {OF_VERDICTS[name].raised_if}." in own
+    assert f"**Because** {OF_VERDICTS[name].because}." in own
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)

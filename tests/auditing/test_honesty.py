@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import gradveil
 from exchanges import SAMPLES, observed
+from gradveil import models
 from gradveil.attacks import ATTACKS, Attack, Reconstruction
 from gradveil.auditing import make_case, run_case
 from gradveil.core.progress import Progress
-from gradveil.core.types import Batch
-from gradveil.threat import Observation
+from gradveil.core.types import Batch, Params
+from gradveil.defenses import Defense
+from gradveil.threat import Knowledge, Observation
 
 EVERY, SIZE = 13, 3
 PRIVATE = torch.arange(SIZE) * EVERY
@@ -147,3 +151,70 @@ def test_the_search_finds_what_is_there() -> None:
     assert betrayed(seen(module=module)) == {"pixels", "labels"}
     assert betrayed(seen(reply=graph)) == {"pixels"}
     assert betrayed(seen(crafted=tuple(PRIVATE.tolist()))) == {"places"}
+
+
+class Placed(Attack):
+    """Names candidates by their places in the list, and knows nothing else."""
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
+
+    def __init__(self, habit: str) -> None:
+        self.habit = habit
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:
+        del seeds, progress
+        known, size, found = seen[0].candidates, seen[0].batch_size or 1, []
+        assert known is not None
+        for number in range(len(seen)):
+            start = {"one after the other": number * size, "first": 0, "last": len(known) - size}[self.habit]
+            places = torch.arange(start, start + size)
+            scores = torch.ones(len(known)).index_fill(0, places, 0.0)
+            batch = known.batch(places)
+            one = Reconstruction.closed_form(batch.inputs, batch.labels, 0.0)
+            found.append(replace(one, candidates=known.name, scores=scores))
+        return found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("habit", ["one after the other", "first", "last"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_place_in_the_list_of_candidates_tells_nothing(
+    habit: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ATTACKS._factories, "placed", lambda _budget: Placed(habit))
+    fields = {"model": "mlp", "threat": "D", "attacks": ["placed"], "defenses": ["none"], "images": 16}
+    right, lucky = 0.0, 0
+    for seed in range(3):
+        case = make_case({**fields, "batch_size": size, "seed": seed, "gallery": 40})
+        row = run_case(case, tmp_path / f"{seed}").rows[0]
+        assert row.candidates == 84
+        assert row.ranked_first is not None
+        assert row.luck is not None
+        right, lucky = right + row.ranked_first / 3, lucky + (row.luck < 0.05)
+        assert [one.index for one in row.per_image] == list(range(16))
+    assert right <= 3 * size / 84, "more than chance"
+    assert lucky <= 1
+
+
+class Zeros(Defense):
+    """Sends nothing."""
+
+    def on_update(self, update: Params, rng: Any, log: Any) -> Params:
+        del rng, log
+        return {name: torch.zeros_like(tensor) for name, tensor in update.items()}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("size", [1, 4, 8])
+def test_a_client_that_sends_zeros_is_recognised_by_chance_alone(size: int) -> None:
+    model = models.build("lenet", SAMPLES.domain, seed=0)
+    attacks = ["identify", "identify:informed=false", "fingerprint"]
+    found = gradveil.audit(
+        model, SAMPLES.batch(range(32)), defenses=[Zeros()], attacks=attacks, threat="D", batch_size=size,
+        gallery=SAMPLES, progress=False,
+    )  # fmt: skip
+    for row in (row.record for row in found.rows):
+        assert row.luck is not None
+        assert row.luck > 0.02, row.attack
+        assert row.ranked_first is not None
+        assert row.ranked_first <= 4 * size / 68

@@ -13,7 +13,7 @@ import torch
 
 from gradveil.auditing import Audit, Row, Verdict, make_case, read_audit, run_case, score_again, write_junit
 from gradveil.auditing.audit import Answer
-from gradveil.auditing.gate import Gate
+from gradveil.auditing.gate import AuditGate
 from gradveil.auditing.verdict import costs, privacy_grade, verdicts
 from gradveil.auditing.version1 import judged
 from gradveil.core.errors import BadFileError, GradveilError
@@ -162,7 +162,7 @@ def choice(attack: str, identified: float, **more: Any) -> Row:
 def test_the_worst_attack_makes_the_verdict() -> None:
     (verdict,) = verdicts([row("ig", 0.5, 20.0), row("gi", 0.75, 12.0), row("idlg", 0.75, 13.0)])
     assert (verdict.attack, verdict.cost) == ("idlg", None)
-    assert verdict.flags == ("idlg", "no counter-move", "no candidates")
+    assert verdict.flags == ("idlg", "no candidates")
     assert verdict.adversary == "data-enhanced eavesdropper, labels"
     assert verdict.identified_interval == wilson(3, 4)
 
@@ -238,7 +238,7 @@ def test_a_damaged_training_is_one_line(train: Callable[..., str], row: dict[str
 
 
 def junit(audit: Audit, path: Path, *bounds: str) -> dict[str, ElementTree.Element]:
-    write_junit(audit, path, Gate.read(bounds))
+    write_junit(audit, path, AuditGate.read(bounds))
     suite = ElementTree.parse(path).getroot()
     tests = {str(test.get("name")): test for test in suite.iter("testcase")}
     assert suite.get("tests") == str(len(tests))

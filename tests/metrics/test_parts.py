@@ -1,4 +1,4 @@
-"""Matching, ranks, intervals and labels."""
+"""Matching, ranks and labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch
 from gradveil.data import load
-from gradveil.metrics import METRICS, label_accuracy, matched, mse, ranks, wilson
+from gradveil.metrics import METRICS, label_accuracy, label_chance, matched, mse, picks, ranks, wilson
 
 
 def test_matching_undoes_a_permutation_of_real_images() -> None:
@@ -49,10 +49,23 @@ def test_matching_needs_equal_shapes() -> None:
         matched(Batch(torch.rand(2, 1, 4, 4), torch.arange(2)), Batch(torch.rand(3, 1, 4, 4), torch.arange(3)))
 
 
-def test_ranks_count_ties_against_the_attacker() -> None:
-    distances = torch.tensor([[0.3, 0.1, 0.2], [0.1, 0.1, 0.1], [0.0, 0.5, 0.5], [torch.inf, torch.inf, torch.inf]])
-    assert ranks(distances, torch.tensor([1, 2, 0, 1])).tolist() == [1, 3, 1, 3]
-    assert ranks(distances, torch.tensor([0, 0, 1, 0])).tolist() == [3, 3, 3, 3]
+def test_ties_count_as_a_draw_would_on_average() -> None:
+    distances = torch.tensor([[0.3, 0.1, 0.2], [0.1, 0.1, 0.1], [0.0, 0.5, 0.5], [torch.inf, torch.nan, torch.inf]])
+    assert ranks(distances, torch.tensor([1, 2, 0, 1])).tolist() == [1, 2, 1, 2]
+    assert ranks(distances, torch.tensor([0, 0, 1, 0])).tolist() == [3, 2, 2.5, 2]
+    assert picks(distances).tolist() == [[0, 1, 0], [1 / 3] * 3, [1, 0, 0], [1 / 3] * 3]
+    assert picks(distances, 2).tolist() == [[0, 1, 1], [2 / 3] * 3, [1, 0.5, 0.5], [2 / 3] * 3]
+    assert picks(distances, 5).tolist() == [[1, 1, 1]] * 4
+
+
+def test_expected_places_are_the_mean_over_draws() -> None:
+    rng = torch.Generator().manual_seed(0)
+    distances = torch.randint(0, 4, (1, 9), generator=rng).double()
+    drawn = torch.stack([(distances[0] + 0.5 * torch.rand(9, generator=rng)).argsort().argsort() for _ in range(4000)])
+    for size in (1, 3):
+        torch.testing.assert_close(picks(distances, size)[0], (drawn < size).double().mean(dim=0), atol=0.04, rtol=0)
+    places = ranks(distances.expand(9, -1), torch.arange(9))
+    torch.testing.assert_close(places, 1 + drawn.double().mean(dim=0), atol=0.15, rtol=0)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 10), (1, 8), (4, 8), (64, 64), (1, 1000)])
@@ -61,8 +74,19 @@ def test_wilson_is_that_of_scipy(successes: int, n: int) -> None:
     assert wilson(successes, n) == pytest.approx((interval.low, interval.high), abs=1e-5)
 
 
-def test_nothing_measured_leaves_everything_open() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_best_guess_of_labels_is_the_best_of_all_guesses(size: int) -> None:
+    shares = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    drawn = list(itertools.product(range(3), repeat=size))
+    chances = [float(shares[list(labels)].prod()) for labels in drawn]
+
+    def worth(guess: tuple[int, ...]) -> float:
+        right = [label_accuracy(torch.tensor(guess), torch.tensor(labels)) for labels in drawn]
+        return sum(chance * share for chance, share in zip(chances, right, strict=True))
+
+    best = max(map(worth, itertools.combinations_with_replacement(range(3), size)))
+    assert label_chance(shares, size) == pytest.approx(best)
+    assert label_chance(torch.tensor([7]), size) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from gradveil.core.errors import GradveilError
-from gradveil.metrics.statistics import better, holm, interval, luck
+from gradveil.metrics.statistics import (
+    _injections,
+    advantage,
+    better,
+    holm,
+    interval,
+    luck,
+    members_found,
+    standing_out,
+)
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 1), (1, 1), (0, 10), (3, 10), (10, 10), (57, 100), (1, 1000)])
@@ -34,7 +45,7 @@ def test_intervals_cover_examples_that_stand_or_fall_together(
 
 
 def test_an_interval_holds_its_share_and_shrinks() -> None:
-    wide, narrow = interval([2, 1] * 4, size=4), interval([2, 1] * 40, size=4)
+    wide, narrow = interval([2, 1] * 4, 4), interval([2, 1] * 40, 4)
     assert 0 <= wide[0] < narrow[0] < 0.375 < narrow[1] < wide[1] <= 1
     assert interval([]) == (0.0, 1.0)
 
@@ -97,3 +108,54 @@ def test_holm_keeps_the_order_and_the_level() -> None:
     assert holm([0.5, 0.9, 0.4]) == [1.0, 1.0, 1.0]
     rng = np.random.default_rng(0)
     assert np.mean([min(holm(rng.random(10).tolist())) <= 0.05 for _ in range(2000)]) <= 0.065
+
+
+def test_updates_of_different_sizes_and_ties_have_an_interval_too() -> None:
+    low, high = interval([4, 1, 0], [4, 2, 2])
+    assert low < 5 / 8 < high
+    assert interval([4, 4, 2, 2], [4, 4, 2, 2])[1] == 1.0
+    assert interval([0.01] * 100)[1] < 0.08
+    assert interval([0.5] * 10)[0] < 0.5 < interval([0.5] * 10)[1]
+
+
+def test_large_audits_are_quick_and_draw_without_preference() -> None:
+    rng = np.random.default_rng(0)
+    truths = rng.permutation(20_000)[:1000].reshape(1000, 1)
+    picks = np.zeros((1000, 20_000), dtype=np.float32)
+    picks[np.arange(1000), truths[:, 0]] = 1
+    started = time.perf_counter()
+    assert luck(picks, truths) < 0.001
+    assert better([1.0] * 600 + [0.0] * 400, [0.0] * 1000) < 1e-9
+    assert better(rng.random(1000).tolist(), rng.random(1000).tolist()) > 0.001
+    assert time.perf_counter() - started < 20
+    drawn = _injections(rng, 4000, 3, 20)
+    assert all(len(set(row)) == 3 for row in drawn.tolist())
+    for slot in range(3):
+        assert np.bincount(drawn[:, slot], minlength=20) == pytest.approx(np.full(20, 200), abs=60)
+
+
+def test_who_always_names_somebody_finds_no_members() -> None:
+    """Scores of lists with and without the truth; one-hot on the best of either says nothing of who is a member."""
+    rng = np.random.default_rng(0)
+    updates, candidates = 40, 60
+    held, lacking = rng.normal(size=(updates, candidates)), rng.normal(size=(updates, candidates))
+    held[:, 0] -= 8  # the truth, and easy to find
+    sure = [standing_out(scores) for scores in (held, lacking)]
+    assert members_found(sure[0][:, :1], sure[1]).mean() > 0.95
+    assert (advantage(sure[0][:, :1], sure[1]) or 0) > 0.9
+    named = [standing_out((scores > scores.min(axis=1, keepdims=True)).astype(float)) for scores in (held, lacking)]
+    assert members_found(named[0][:, :1], named[1]).mean() == 0, "one of 60 is named where nobody should be"
+    assert advantage(named[0][:, :1], named[1]) == pytest.approx(1 - 1 / 60, abs=0.02)
+
+
+def test_members_that_are_like_others_are_found_as_seldom() -> None:
+    rng = np.random.default_rng(0)
+    held, lacking = (standing_out(rng.normal(size=(400, 100))) for _ in range(2))
+    assert members_found(held[:, :4], lacking).mean() / 4 == pytest.approx(0.01, abs=0.008)
+    assert abs(advantage(held[:, :4], lacking) or 0) < 0.06
+    equal = standing_out(np.zeros((5, 100)))
+    assert members_found(equal[:, :1], equal).sum() == 0
+    assert advantage(equal[:, :1], equal) == 0
+    odd = standing_out(np.array([[np.nan, np.inf, -np.inf, 1.0, 2.0]]))
+    assert np.isfinite(odd).all()
+    assert odd.argmax() == 2

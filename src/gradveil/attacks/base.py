@@ -171,7 +171,8 @@ class Attack(ABC):
         alike: dict[tuple[object, ...], list[int]] = {}
         for i, one in enumerate(seen):
             sent = None if self.across_broadcasts else id(one.sent)
-            alone = (sent, id(one.module), id(one.candidates))
+            chooses = Knowledge.CANDIDATES in self.requires
+            alone = (sent, id(one.module), id(one.candidates) if chooses else None)
             key = (self.kind_of(one), *alone, one.kind, one.batch_size, one.recipe)
             alike.setdefault(key, []).append(i)
         found: dict[int, Reconstruction] = {}

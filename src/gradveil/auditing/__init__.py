@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gradveil.auditing.case import make_case as make_case
     from gradveil.auditing.case import make_observed_case as make_observed_case
     from gradveil.auditing.case import read_case as read_case
-    from gradveil.auditing.gate import Gate as Gate
+    from gradveil.auditing.gate import AuditGate as AuditGate
     from gradveil.auditing.gate import write_junit as write_junit
     from gradveil.auditing.run import run_case as run_case
     from gradveil.auditing.run import run_observed as run_observed
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "case": ("Case", "ObservedCase", "make_case", "make_observed_case", "read_case"),
-    "gate": ("Gate", "write_junit"),
+    "gate": ("AuditGate", "write_junit"),
     "run": ("run_case", "run_observed", "score_again"),
     "scoring": ("MEANS",),
 }

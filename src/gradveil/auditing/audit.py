@@ -45,6 +45,8 @@ Whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
 """As a tensor holds it: labels and places may come from a file of somebody else."""
 Size = Annotated[int, Strict(), Field(ge=0, le=2**53)]
 Count = Annotated[int, Strict(), Field(ge=1, le=2**53)]
+Place = Annotated[float, Strict(), Field(ge=0, le=2**53)]
+"""In a list: halves where others share it."""
 Flag = Annotated[bool, Strict()]
 _Bounded = Annotated[float, Strict(), Field(ge=0, le=1)]
 Share = Annotated[_Bounded | None, BeforeValidator(finite)]
@@ -68,8 +70,11 @@ class ImageScore(ImageMetrics, _Record):
     """Of its reconstruction in the file: an attack may return the pictures of a batch in another order."""
     label: Whole | None = None
     label_guess: Whole | None = None
-    rank: Whole | None = None
+    rank: Place | None = None
     identified: Flag | None = None
+    """Whether its picture is nearer to it than to any other of the line-up."""
+    identified_share: Share = None
+    """The same, or 1/k where k of them are equally near: the mean of a row is of these. None in older audits."""
     label_correct: Flag | None = None
     objective: Number = None
     stopped: Text
@@ -126,7 +131,7 @@ class Ranking(_Record):
     """Where the private images stand in the list of an attack that ranks candidates; empty of all others."""
 
     candidates: Count | None = None
-    ranks: tuple[Whole, ...] = ()
+    ranks: tuple[Place, ...] = ()
     ranked_first: Share = None
 
     @model_validator(mode="after")

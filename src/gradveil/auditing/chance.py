@@ -62,7 +62,8 @@ def ahead_of(row: Row, other: Row) -> float | None:
 def shares_of(row: Row) -> list[float]:
     """The share of identified images of each update; empty where that is not known."""
     updates = row.updates or (row.images if luck_of(row) is not None else 0)
-    known = [float(image.identified) for image in row.per_image if image.identified is not None]
+    shares = [image.identified if image.identified_share is None else image.identified_share for image in row.per_image]
+    known = [float(share) for share in shares if share is not None]
     if not updates or not known or len(known) % updates:
         return []
     size = len(known) // updates

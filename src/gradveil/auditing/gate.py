@@ -43,7 +43,7 @@ def _escaped(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Gate:
+class AuditGate:
     """Bounds on what may leak under every defense."""
 
     bounds: Mapping[str, float] = field(default_factory=dict)
@@ -101,7 +101,8 @@ class Gate:
             answer = _answer(verdict, asked)
             most = _most(answer, verdict, asked, point=self.point)
             if most is None:
-                reason = f": {answer.why}" if answer.why else ""
+                why = answer.why if answer.share is None else "its interval was not measured"
+                reason = f": {why}" if why else ""
                 found.append(f"{asked} is not known under {verdict.defense}{reason}; it must not be above {bound:g}")
             elif most > bound:
                 end = "" if self.point or most == answer.share else f" at the upper end ({answer.share:.3g} measured)"
@@ -122,23 +123,21 @@ def _answer(verdict: Verdict, asked: str) -> Answer:
 
 def _most(answer: Answer, verdict: Verdict, asked: str, *, point: bool) -> float | None:
     """The estimate, or the most that can happen: the upper end of the interval, or the ceiling where that is lower."""
-    if answer.share is None or point:
-        return answer.share
-    if answer.interval is None:
-        return None
+    if answer.share is None or answer.interval is None or point:
+        return answer.share if point else None
     proved = None
     if verdict.ceiling is not None and asked != "labels":
         proved = verdict.ceiling.member if asked == "member" else verdict.ceiling.recognised
     return answer.interval[1] if proved is None else min(answer.interval[1], max(proved, answer.share))
 
 
-def write_junit(audit: Audit, path: Path, gate: Gate | None = None) -> None:
+def write_junit(audit: Audit, path: Path, gate: AuditGate | None = None) -> None:
     """Write one test case per defense, which continuous integration shows beside its other tests.
 
     It fails as the gate says or, without one, on the worst grade, which the baseline is allowed. The text of a test is
     the verdict's sentence and its flags. Without a gate, what could not be measured is skipped.
     """
-    gate = gate or Gate()
+    gate = gate or AuditGate()
     said: dict[str, list[str]] = {}
     for one in gate.violations(audit):
         said.setdefault(one.defense, []).append(one.words)

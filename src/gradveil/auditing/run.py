@@ -16,12 +16,12 @@ import torch
 
 from gradveil import __version__, models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.auditing.audit import OWN, PRIOR_ONLY, Audit, Files, Provenance, Row, SavedTraining, Trace
+from gradveil.auditing.audit import OWN, PRIOR_ONLY, Audit, Files, Membership, Provenance, Row, SavedTraining, Trace
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.ceilings import ceilings
 from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
 from gradveil.auditing.saved import saved
-from gradveil.auditing.scoring import Judge, ranked, unscored
+from gradveil.auditing.scoring import Judge, membership, ranked, unscored
 from gradveil.auditing.sources import AuditPlan, Cell, simulated
 from gradveil.auditing.store import Store
 from gradveil.auditing.verdict import GRADES, Ceilings, costs, verdicts
@@ -140,7 +140,10 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         found = load_reconstructions(store.reconstruction(old.digest))
         private = cell.private()
         judged = judge.judge(private, found, cell.module(), cell.owners) if private and judge else unscored(found)
-        row = old.model_copy(update=dict(judged))
+        # The attack is not asked again who is a member.
+        why = {name: reason for name, reason in old.not_available.items() if name == "member"}
+        kept = {"member": old.member, "not_available": judged.not_available | why}
+        row = old.model_copy(update=dict(judged) | kept)
         store.save_row(row.digest, row)
         rows.append(row)
     anew = assemble(
@@ -238,8 +241,20 @@ def _run_together(group: Sequence[Cell], judge: Judge | None, store: Store, prog
     for cell in group:
         mine = [next(found) for _ in cell.seeds]
         row = _row(cell, mine, seconds * len(mine), judge, store)
+        if row.ranked_first is not None and not row.is_prior:
+            member, why = _members(cell, mine, progress)
+            row = row.model_copy(update={"member": member, "not_available": row.not_available | why})
         store.save_row(row.digest, row)
         yield row
+
+
+def _members(cell: Cell, found: list[Reconstruction], progress: Progress) -> tuple[Membership | None, dict[str, str]]:
+    """Who is told to have taken part, when the same attack is asked about a list with nobody who has; or why not."""
+    made, private = cell.exchange(), cell.private()
+    if made.without is None or private is None or private.listed is None:
+        return None, {"member": "the data set is too small for a list of others as long as that of the candidates"}
+    again = [replace(one, candidates=made.without) for one in made.observations]
+    return membership(found, cell.search(again, seeds=cell.seeds, progress=progress), private.listed), {}
 
 
 def _run_alone(cell: Cell, progress: Progress) -> list[Reconstruction]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gradveil.attacks import ATTACKS
 from gradveil.auditing.audit import SavedTraining
 from gradveil.auditing.case import ObservedCase
-from gradveil.auditing.sources import AuditPlan, Cell, Exchange, Origin, Private, check_device
+from gradveil.auditing.sources import AuditPlan, Cell, Exchange, Origin, Private, check_device, label_counts
 from gradveil.auditing.suites import suite_for_saved
 from gradveil.auditing.verdict import costs
 from gradveil.core.errors import BadFileError, GradveilError
@@ -172,7 +172,13 @@ class Stage:
             )
         order = torch.randperm(len(gallery), generator=rng)
         places = order.argsort()[: len(known)]
-        return Private(batch, torch.cat([p.index for p in parts]), gallery[order], places)
+        return Private(
+            batch,
+            torch.cat([p.index for p in parts]),
+            gallery[order],
+            places,
+            label_counts=None if data is None else label_counts(data),
+        )
 
 
 def saved(case: ObservedCase, *, progress: Progress = SILENT) -> AuditPlan:

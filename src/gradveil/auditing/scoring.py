@@ -8,18 +8,20 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradveil.attacks import Reconstruction
-from gradveil.auditing.audit import ImageScore, Judgement, Ranking
+from gradveil.auditing.audit import ImageScore, Judgement, Membership, Ranking
 from gradveil.auditing.sources import Private
 from gradveil.core.errors import BadFileError, GradveilError, NotAvailableError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.types import Batch
 from gradveil.data import ImageSet
 from gradveil.domains import Domain
-from gradveil.metrics import LPIPS, label_accuracy, matching_order, ranks, score, wilson
+from gradveil.metrics import LPIPS, interval, label_accuracy, label_chance, luck, matching_order, picks, ranks, score
+from gradveil.metrics.statistics import advantage, members_found, standing_out
 from gradveil.metrics.table import ImageMetrics, own_metrics
 from gradveil.models import representation
 
@@ -80,22 +82,39 @@ class Judge:
             lpips=self.lpips,
             representation=representation(copy.deepcopy(module).cpu(), self.domain),
         )
-        right = [label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
+        right = [len(truth.labels[part]) * label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
+        known, chance = private.label_counts, None
+        if known is not None:
+            chance = sum(size * label_chance(known, size) for size in sizes) / len(truth)
         means, line_up = scores.means(), len(private.gallery)
         names = (*MEANS, *own_metrics())
         measured: dict[str, Any] = {name: means.get(name) for name in names}
         infinite = [name for name in names if not math.isfinite(means.get(name, 0.0))]
         columns = {name: values.tolist() for name, values in scores.per_image.items()}
+        columns["identified_share"] = columns["identified"]
+        columns["identified"] = [share == 1 for share in columns["identified_share"]]
+        # What an update names are the pictures nearest to any of its guesses, whichever of them was matched to which.
+        named = torch.stack([scores.named[part].sum(dim=0).clamp(max=1) for part in batches])
+        hits = [sum(columns["identified_share"][part]) for part in batches]
+        missing = self.not_available | dict.fromkeys(infinite, "it is not finite for this model")
+        if chance is None:
+            missing["label_chance"] = "nobody knows how frequent labels are among examples of this kind"
+        if len(set(sizes)) > 1:
+            missing["luck"] = "updates are of different numbers of examples"
         source = [one for one in found for _ in one.inputs]
         return Judgement(
             images=len(truth),
+            updates=len(found),
             **measured,
-            identified_interval=wilson(int(scores.per_image["identified"].sum()), len(truth)),
+            identified_interval=interval(hits, sizes),
             identified_by=scores.identified_by,
             gallery=line_up,
             at_random=sum(size * min(1.0, size / line_up) for size in sizes) / len(truth),
-            label_accuracy=sum(right) / len(right),
-            not_available=self.not_available | dict.fromkeys(infinite, "it is not finite for this model"),
+            luck=None if "luck" in missing else luck(named.numpy(), private.places.view(len(found), -1).numpy()),
+            label_accuracy=sum(right) / len(truth),
+            label_interval=interval(right, sizes),
+            label_chance=chance,
+            not_available=missing,
             per_image=tuple(
                 ImageScore(
                     index=int(private.index[i]),
@@ -129,14 +148,35 @@ def unscored(found: Sequence[Reconstruction]) -> Judgement:
 def ranked(found: Sequence[Reconstruction], index: Tensor, granted: ImageSet | None) -> Ranking:
     """Where the private examples stand in the lists of attacks that rank candidates.
 
-    In a batch of B, the first B ranks count as first. ``index`` [n] says where the private examples stand among the
-    candidates that the threat model ``granted``. It is empty of attacks that rank none, or other candidates.
+    In a batch of B, the first B ranks count as first. Equal scores count as if a draw told them apart. ``index`` [n]
+    says where the private examples stand among the candidates that the threat model ``granted``. It is empty of attacks
+    that rank none, or other candidates.
     """
     scores = [one.scores for one in found if one.scores is not None]
     if not scores or granted is None or any(one.candidates != granted.name for one in found):
         return Ranking()
     size = len(index) // len(found)
-    table = torch.stack(scores).repeat_interleave(size, dim=0)
-    places = ranks(table, index)
-    first = float((places <= size).double().mean())
+    table = torch.stack(scores)
+    own = index.view(len(found), size)
+    places = torch.cat([ranks(table, column) for column in own.unbind(dim=1)]).view(size, -1).T.flatten()
+    first = float(picks(table, size).gather(1, own).mean())
     return Ranking(candidates=table.shape[1], ranks=tuple(places.tolist()), ranked_first=first)
+
+
+def membership(found: Sequence[Reconstruction], without: Sequence[Reconstruction], index: Tensor) -> Membership:
+    """Whether private examples stand out of their list more than anybody does of a list that holds none of them.
+
+    ``index`` [n] says where the private examples stand in the list that ``found`` ranks; ``without`` ranks the other
+    list, which is as long. An attack that relies on a list which holds the truth names somebody there too.
+    """
+    lists = [[one.scores for one in each if one.scores is not None] for each in (found, without)]
+    held, lacking = (standing_out(torch.stack(each).numpy()) for each in lists)
+    members = np.take_along_axis(held, index.view(len(found), -1).numpy(), axis=1)
+    hits, gain = members_found(members, lacking), advantage(members, lacking)
+    return Membership(
+        found=float(hits.sum()) / members.size,
+        interval=interval(hits.tolist(), members.shape[1]),
+        advantage=None if gain is None else max(0.0, gain),
+        members=members.size,
+        others=lacking.size,
+    )

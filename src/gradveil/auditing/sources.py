@@ -57,6 +57,8 @@ class Private:
     """[n]: where each private example stands in the gallery."""
     listed: Tensor | None = None
     """[n]: the same for the candidates that the threat model grants; None where it grants none."""
+    label_counts: Tensor | None = None
+    """[classes]: how often each label occurs in the data set; None where that is not known."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What a file of the truth holds."""
@@ -396,6 +398,7 @@ class Simulation:
             gallery=self.data.batch(hidden).inputs,
             places=_found_in(hidden, index),
             listed=None if listed is None else _found_in(listed, index),
+            label_counts=label_counts(self.data),
         )
 
     def broadcast(self, name: str | None, defense: Defense | None = None) -> Crafted:
@@ -466,6 +469,12 @@ class Simulation:
                 seen = interrogate(crafting, server, asked, derive(case.seed, "craft"))
         self._exchanges[key] = Exchange(seen, log.means(), drew, without)
         return self._exchanges[key]
+
+
+def label_counts(data: ImageSet) -> Tensor | None:
+    """[classes]: how often each label occurs; None where some are not known."""
+    known = bool((data.labels != UNKNOWN).all())
+    return torch.bincount(data.labels, minlength=len(data.class_names)) if known else None
 
 
 def _found_in(places: Tensor, wanted: Tensor) -> Tensor:

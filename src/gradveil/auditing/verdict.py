@@ -105,7 +105,7 @@ def _untried(own: Sequence[Row], ceiling: CeilingAnswer) -> list[str]:
     proved = ceiling.recognised is not None and _beyond(ceiling.recognised, chance) <= GRADES["privacy"]["B"]
     scored = [row for row in own if row.identified is not None]
     moves = [row.counter_moves for row in scored if row.counter_moves is not None]
-    countered = any(None not in each.values() for each in moves)
+    countered = own[0].defense == "none" or any(None not in each.values() for each in moves)
     flags = [] if countered or proved else [NO_COUNTER_MOVE]
     return flags if any(_chooses(row) for row in scored) else [*flags, NO_CANDIDATES]
 
@@ -149,13 +149,14 @@ def _members(own: Sequence[Row]) -> Answer:
     name, few = best.attack.partition(":")[0], found.others * FALSE_ALARMS < 1
     counted = f"{found.found or 0:.0%} of {found.members} members were found by {name}"
     alarms = "without a false alarm" if few else "at 1% false alarms"
+    ahead = "" if found.advantage is None else f"; true alarms are {found.advantage:.0%} more frequent than false ones"
     return Answer(
         attack=best.attack,
         share=found.found,
         interval=found.interval,
         chance=FALSE_ALARMS,
         above_chance=best_above([row for row, _ in asked], member_luck, best),
-        sentence=f"{counted} {alarms} among {found.others} others; advantage {found.advantage or 0:.2f}.",
+        sentence=f"{counted} {alarms} among {found.others} others{ahead}.",
     )
 
 

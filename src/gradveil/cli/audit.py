@@ -15,8 +15,8 @@ from rich.table import Table
 
 from gradveil.auditing import (
     Audit,
+    AuditGate,
     Case,
-    Gate,
     ObservedCase,
     Verdict,
     make_case,
@@ -85,7 +85,7 @@ def audit(
     if recipe:
         written = fields.get("recipe")
         fields["recipe"] = (written if isinstance(written, dict) else {}) | recipe
-    gate = Gate.read(fail_above or [], require_grade, point=point, baseline=gate_none)
+    gate = AuditGate.read(fail_above or [], require_grade, point=point, baseline=gate_none)
     if resume and out is None:
         raise GradveilError("--resume goes on with the audit of a folder: name it with --out")
     folder = out or Path("audits") / time.strftime("%Y%m%d-%H%M%S")

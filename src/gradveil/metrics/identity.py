@@ -37,13 +37,29 @@ def matching_order(guess: Batch, truth: Batch) -> Tensor:
 def ranks(distances: Tensor, truth_index: Tensor) -> Tensor:
     """The place of the true candidate, [n], by distances [n, m] from each guess to each candidate; 1 = picked first.
 
-    Lower leaks more. Ties count against the attacker: candidates that are as near as the true one stand before it.
+    Lower leaks more. Candidates that are as near as the true one count half: that is its place on average, if a draw
+    tells them apart. What is no number counts as the furthest.
 
     >>> ranks(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.5, 0.8]]), torch.tensor([0, 1]))
-    tensor([1, 2])
+    tensor([1.0000, 1.5000], dtype=torch.float64)
     """
+    distances = distances.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     own = distances.gather(1, truth_index.to(distances.device)[:, None])
-    return (distances <= own).sum(dim=1)
+    nearer, alike = (distances < own).sum(dim=1), (distances == own).sum(dim=1) - 1
+    return 1 + nearer.double() + alike.double() / 2
+
+
+def picks(distances: Tensor, size: int = 1) -> Tensor:
+    """How likely each candidate is among the ``size`` that are named, [n, m], if a draw tells equal distances apart.
+
+    >>> picks(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.5, 0.8]])).tolist()
+    [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    """
+    distances = distances.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    last = distances.kthvalue(min(size, distances.shape[1]), dim=1, keepdim=True).values
+    surely, alike = (distances < last), (distances == last)
+    left = (size - surely.sum(dim=1, keepdim=True)).double() / alike.sum(dim=1, keepdim=True)
+    return surely.double() + alike * left.clamp(max=1)
 
 
 def label_accuracy(guess: Tensor, truth: Tensor) -> float:
@@ -55,6 +71,24 @@ def label_accuracy(guess: Tensor, truth: Tensor) -> float:
     classes = torch.unique(torch.cat([guess, truth]))
     guessed, true = ((labels[:, None] == classes).sum(dim=0) for labels in (guess, truth))
     return float(torch.minimum(guessed, true).sum()) / len(truth)
+
+
+def label_chance(frequencies: Tensor, size: int) -> float:
+    """The share of a batch's labels that the best guess without the update gets right, on average over batches.
+
+    ``frequencies`` [classes] says how often each label occurs. Of ``size`` labels drawn so, N_c are of class c: a
+    binomial number. A guess that holds class c g_c times gets min(g_c, N_c) of them right, on average the sum of
+    P(N_c >= k) over k up to g_c. Each further copy of a class is worth less than the one before, so the best guess
+    takes the ``size`` largest of all these probabilities, whichever classes they are of.
+
+    >>> label_chance(torch.tensor([5, 3, 2]), 1), round(label_chance(torch.ones(10), 8), 3)
+    (0.5, 0.57)
+    """
+    from scipy.special import bdtrc  # not scipy.stats, which takes a second to load
+
+    shares = (frequencies.double() / frequencies.sum()).numpy()[:, None]
+    worth = torch.from_numpy(bdtrc(torch.arange(size).numpy(), size, shares))  # [classes, size]: P(N_c > k)
+    return min(1.0, float(worth.flatten().topk(size).values.sum()) / size)
 
 
 def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:

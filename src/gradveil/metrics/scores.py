@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch
-from gradveil.metrics.identity import ranks
+from gradveil.metrics.identity import picks, ranks
 from gradveil.metrics.perceptual import LPIPS
 from gradveil.metrics.pixel import ssim_pairwise
 from gradveil.metrics.table import METRICS
@@ -31,6 +31,9 @@ class Scores:
     identified_by: Literal["lpips", "ssim"]
     """The distance by which candidates were ranked: LPIPS, or 1 - SSIM where LPIPS was not available."""
 
+    named: Tensor
+    """[n, m]: how likely each candidate is the one that the guess is nearest to, if a draw tells equal ones apart."""
+
     def means(self) -> dict[str, float]:
         return {name: float(values.double().mean()) for name, values in self.per_image.items()}
 
@@ -47,9 +50,10 @@ def score(
     """Score guesses that stand in the order of the truth (see ``matched``).
 
     ``gallery`` [m, C, H, W] holds the candidates among which each private image is to be picked out; ``truth_index``
-    [n] says where in it each one is. Pixels outside [0, 1] are clipped, as any viewer would. A guess with a pixel that
-    is not finite is no picture: it scores ``FAILED``, puts the private image last among the candidates, and its
-    representation counts as zero. MSE-R is that of Li et al. (GGL, CVPR 2022).
+    [n] says where in it each one is. ``identified`` is a share where several are equally near. Pixels outside [0, 1]
+    are clipped, as any viewer would. A guess with a pixel that is not finite is no picture: it scores ``FAILED``, puts
+    the private image last among the candidates, and its representation counts as zero. MSE-R is that of Li et al. (GGL,
+    CVPR 2022).
     """
     if guess.inputs.shape != truth.inputs.shape:
         shapes = f"{list(guess.inputs.shape)}, the truth {list(truth.inputs.shape)}"
@@ -75,10 +79,11 @@ def score(
     if representation is not None:
         found = features(images, representation).where(is_picture[:, None], 0.0)
         per_image["mse_r"] = (found - features(truth.inputs, representation)).square().mean(dim=1)
-    per_image["rank"] = ranks(distances.where(is_picture[:, None], torch.inf), truth_index)
-    per_image["identified"] = per_image["rank"] == 1
+    named = picks(distances) * is_picture[:, None]
+    per_image["rank"] = ranks(distances, truth_index).where(is_picture, len(gallery))
+    per_image["identified"] = named.gather(1, truth_index.to(named.device)[:, None])[:, 0]
     per_image["label_correct"] = guess.labels == truth.labels
-    return Scores(per_image, identified_by="ssim" if lpips is None else "lpips")
+    return Scores(per_image, identified_by="ssim" if lpips is None else "lpips", named=named)
 
 
 @torch.no_grad()

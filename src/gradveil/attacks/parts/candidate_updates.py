@@ -96,19 +96,19 @@ def with_labels(known: ImageSet, seen: Sequence[Observation]) -> LabelledCandida
     """The candidates with labels to try: their own or, where it is not known, every one that the updates allow.
 
     Those are the labels that were granted, or all classes. Of more than ``MOST_LABELS`` they are the ones that the
-    last layer's gradients point at most. A label counts for all candidates alike: which of them it fits is the question.
+    last layer's gradients point at most. Every candidate is tried with all of them, private or not.
     """
     one, unknown = seen[0], known.labels == UNKNOWN
     if not unknown.any():
         return LabelledCandidates(known, torch.arange(len(known)), len(known))
     granted = [other.labels.cpu() for other in seen if other.labels is not None]
     if len(granted) == len(seen):
-        allowed = torch.cat(granted).unique()
+        allowed = torch.unique(torch.cat(granted))
     elif one.domain.classes <= MOST_LABELS:
         allowed = torch.arange(one.domain.classes)
     else:
         each = max(2, MOST_LABELS // len(seen))
-        allowed = prediction_errors(seen).argsort(dim=1)[:, :each].cpu().unique()
+        allowed = torch.unique(prediction_errors(seen).argsort(dim=1)[:, :each].cpu())
     owners = torch.arange(len(known)).repeat_interleave(torch.where(unknown, len(allowed), 1))
     tried = allowed.repeat(int(unknown.sum()))
     labels = known.labels[owners].masked_scatter(unknown[owners], tried)
