@@ -155,8 +155,8 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         ceilings=ceilings(plan.proofs, rows),
         people=plan.labels_are_people,
     )
-    kept = ("case", "environment", "provenance", "class_names")
-    anew = anew.model_copy(update={name: getattr(audit, name) for name in kept})
+    written = ("case", "environment", "provenance", "class_names")
+    anew = anew.model_copy(update={name: getattr(audit, name) for name in written})
     store.save_audit(anew)
     return anew
 
