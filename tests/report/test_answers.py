@@ -227,3 +227,12 @@ def test_hostile_flags_are_only_text(tmp_path: Path) -> None:
     page = outline(folder)
     assert page.text.count(hostile) >= 6
     assert not [image for image in page.all("img") if "onerror" in image]
+
+
+def test_an_attack_is_explained_where_it_stands(tmp_path: Path) -> None:
+    row = next(row for row in read_audit(write_audit(tmp_path)).rows if not row.is_prior)
+    plain = row.model_copy(update={"awareness": "none", "candidates": 92})
+    assert words.kind_of(plain) == "takes no defense into account; chooses among 92 candidates"
+    moved = plain.model_copy(update={"counter_moves": {"noise": "It averages."}, "candidates": None})
+    assert words.kind_of(moved) == "knows the defense and adapts to it"
+    assert words.kind_of(row.model_copy(update={"attack": "prior-only"})).endswith("with no update: chance")
