@@ -320,3 +320,24 @@ def test_many_images_are_judged_at_once() -> None:
 )
 def test_only_a_good_grade_holds(grade: str, share: float, low: float, alone: float | None, outcome: str) -> None:
     assert judged(verdict(share, low, alone, grade=grade)).outcome == outcome
+
+
+@pytest.mark.parametrize(("size", "grades"), [(1, "C"), (4, "CD"), (8, "DF")])
+def test_zeros_get_the_grade_that_their_number_allows(
+    size: int, grades: str, extremes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 images in 32, 8 and 4 updates. Ties used to go to private images, which stood first: grade F."""
+    del extremes
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    case = {"data": "mnist-samples", "model": "mlp", "images": 32, "batch_size": size, "defenses": ["zeros"]}
+    audit = run_case(make_case({**case, "attacks": ["identify", "analytic"][: 1 + (size == 1)]}), tmp_path / "audit")
+    (verdict,) = audit.verdicts
+    assert verdict.grade is not None
+    assert verdict.grade in grades
+    assert verdict.above_chance is False
+    assert verdict.flags[-1] == "no counter-move"
+    assert verdict.recognised is not None
+    assert verdict.recognised.above_chance is False
+    assert verdict.ceiling is not None
+    assert "nothing bounds" in verdict.ceiling.why

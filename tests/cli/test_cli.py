@@ -127,6 +127,7 @@ def test_a_broken_observation_is_one_line(audited: Path, tmp_path: Path) -> None
 def test_a_crossed_bound_is_exit_code_3(audited: Path, tmp_path: Path) -> None:
     del audited  # only for the order: LPIPS is at hand by now
     arguments = ["audit", "--budget", "quick", "--defense", "none", "--images", "1", "--out", str(tmp_path / "a")]
+    arguments.append("--gate-none")
     crossed = gradveil(*arguments, "--fail-above", "identified=0.5")
     assert crossed.returncode == 3
     assert "identified is 1 under none, above 0.5" in crossed.stderr

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradveil.auditing.verdict import privacy_grade
+from gradveil.auditing.verdict import NO_CANDIDATES, NO_COUNTER_MOVE, privacy_grade
 from gradveil.core.atomic import remove_partial, write_atomically
 from gradveil.core.locks import claimed
 from gradveil.data import load
@@ -17,7 +17,6 @@ from gradveil.metrics import wilson
 PAGE = "README.md"
 AS_GOOD = "prior-only as good"
 """The flag of a worst case that is no better than chance."""
-NO_MOVE = "no counter-move"
 _HEAD = """# Leaderboard
 
 Every defense on the same settings, under the strongest attack that a suite has for it, by an adversary who
@@ -83,7 +82,8 @@ def _section(setting: Setting, entries: Sequence[Entry]) -> str:
     for one in sorted((one for one in entries if one.unfit is None), key=_order):
         worst = "" if one.worst is None else f"`{one.worst.attack.partition(':')[0]}`"
         mark = " †" if AS_GOOD in one.flags else ""
-        grade = (one.grade or "") + (f", {NO_MOVE}" if NO_MOVE in one.flags and one.defense != "none" else "")
+        untried = [flag for flag in (NO_COUNTER_MOVE, NO_CANDIDATES) if flag in one.flags and one.defense != "none"]
+        grade = ", ".join([*([one.grade] if one.grade else []), *untried])
         cells = [f"`{one.defense}`", grade, _share(one.worst) + mark, worst, _share(one.rebuilt)]
         ceiling = "none" if one.ceiling is None else f"{one.ceiling:.0%}"
         cells += [_told(one.labels), _told(one.member), ceiling] if answered else []
