@@ -61,7 +61,7 @@ def contrast(front: list[float], back: list[float]) -> float:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_opens_clean_and_fits(visit: Open, report: Path, width: int, theme: str) -> None:
     seen = visit(report, width=width, theme=theme)
-    assert seen.pictures() == [[32, 32]] * 16
+    assert seen.pictures() == [[32, 32]] * 20
     assert seen.page.evaluate("document.documentElement.scrollWidth") == width
     assert (seen.requests, seen.complaints) == ([], [])
     seen.screenshot(f"report-{width}-{theme}")
@@ -152,7 +152,7 @@ def test_a_picture_looks_the_same_wherever_it_is_shown(visit: Open, wide_report:
     address = held.get_attribute("href") or ""
     exact = np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).convert("RGB"))
     shown = [page.locator("svg.picture", has=held), *page.locator("svg.picture:has(use[href='#picture-1'])").all()]
-    assert len(shown) == 5, "the truth in each table"
+    assert len(shown) == 6, "the truth in each table"
     for one in shown:
         seen = np.asarray(Image.open(io.BytesIO(one.screenshot())).convert("RGB"))
         assert np.array_equal(seen[1:96:3, 1:96:3], exact), "in the middle of each square"
@@ -172,7 +172,7 @@ def test_has_landmarks_and_named_tables(visit: Open, report: Path) -> None:
     for role in ("banner", "navigation", "main", "contentinfo"):
         assert page.get_by_role(role).count() == 1  # type: ignore[arg-type]
     tables = page.locator("table")
-    assert tables.count() == page.locator("table > caption").count() == 2
+    assert tables.count() == page.locator("table > caption").count() == 3
     for region in page.locator("[role=region]").all():
         assert page.locator(f"[id='{region.get_attribute('aria-labelledby')}']").inner_text()
 

@@ -87,7 +87,7 @@ def test_filters_by_defense_and_attack(visit: Open, wide_report: Path) -> None:
 def test_filters_by_flag_and_by_keyboard(visit: Open, wide_report: Path) -> None:
     seen = visit(wide_report)
     flagged = seen.page.locator(
-        "table.results tbody tr", has=seen.page.locator("a[title='prior-only as good']")
+        "table.results tbody tr", has=seen.page.locator("a[data-term='prior-only as good']")
     ).count()
     chosen = seen.page.get_by_role("combobox", name="Flags")
     chosen.focus()

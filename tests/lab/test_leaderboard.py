@@ -19,7 +19,9 @@ from gradveil.defenses import DEFENSES, Defense
 from gradveil.lab.leaderboard import (
     SETTINGS,
     SHOWN,
+    Entry,
     Setting,
+    Told,
     enter,
     read_entries,
     render_leaderboard,
@@ -128,7 +130,7 @@ def test_trainings_on_different_data_do_not_meet(board: Path) -> None:
 
 def test_the_page_shows_every_entry_the_best_first(board: Path) -> None:
     page = render_leaderboard(board / "docs").read_text()
-    shares = [int(share) for share in re.findall(r"\| [A-F] \| (\d+)% \(", page)]
+    shares = [int(share) for share in re.findall(r"\| [A-F](?:, no counter-move)? \| (\d+)% \(", page)]
     assert len(shares) == 3
     assert shares == sorted(shares)
     assert re.search(r"\| `none` \| F \| 100% \(\d+ to 100\) \| `\w+` \| 100%", page)
@@ -156,7 +158,7 @@ def test_costs_have_columns_where_they_were_measured(board: Path) -> None:
     )
     assert "Training: 2 rounds of mnist-samples on 2 of 2 clients" in leaderboard(entries)
     without = leaderboard([entry.model_copy(update={"trained": None}) for entry in entries])
-    assert "| by | without candidates | labels | ceiling |\n" in without
+    assert "| by | without candidates | labels | member | ceiling |\n" in without
     assert "cost in training is not measured yet" in without
 
 
@@ -298,3 +300,32 @@ def test_the_committed_page_is_that_of_the_committed_entries(tmp_path: Path) -> 
         assert entry.setting in SETTINGS
     (tmp_path / "results").symlink_to(COMMITTED / "results")
     assert render_leaderboard(tmp_path).read_text() == (COMMITTED / "README.md").read_text()
+
+
+def test_labels_members_and_ceilings_are_columns_where_entries_have_them() -> None:
+    (old,) = [one for one in read_entries(COMMITTED) if (one.setting, one.defense) == ("cifar10-lenet-b1", "none")]
+    assert (old.labels, old.member, old.ceiling) == (None, None, None)
+    assert "| labels |" not in leaderboard([old])
+    assert "Intervals count updates" not in leaderboard([old])
+    assert old.worst is not None
+    labels = Told(attack="ig", share=1.0, interval=(0.8, 1.0), chance=0.1, above_chance=True)
+    member = Told(share=0.01, interval=(0.0, 0.2), above_chance=False)
+    worst = old.worst.model_copy(update={"updates": 20})
+    more = {"labels": labels, "member": member, "ceiling": 0.31, "flags": ("no counter-move",), "worst": worst}
+    new = Entry.model_validate_json(old.model_copy(update={**more, "defense": "dp"}).model_dump_json(exclude_none=True))
+    page = leaderboard([old, new])
+    assert "| without candidates | labels | member | ceiling |" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("| `dp` |")]
+    assert f"| {old.grade}, no counter-move |" in line
+    assert "| 100% (80 to 100) | 1% (0 to 20) † | 31% |" in line
+    (line,) = [line for line in page.splitlines() if line.startswith("| `none` |")]
+    assert "|  |  | none |" in line
+    assert "Intervals count updates" in page
+
+
+@pytest.mark.integration
+def test_an_entry_keeps_what_the_audit_answers(board: Path) -> None:
+    kept = {one.defense: one for one in read_entries(board / "docs")}["none"]
+    assert kept.ceiling is None, "nothing is proven of it"
+    assert kept.labels is not None
+    assert kept.labels.share == 1.0

@@ -66,9 +66,9 @@ def test_older_audits_answer_what_they_asked() -> None:
 def test_a_ceiling_is_a_sentence_or_says_why_there_is_none() -> None:
     assert ceiling(verdict(ceiling=PROVEN)) == (
         "Proven: no attack recognises more than 31% of a line-up of this size, or finds more than 12% of members at 1% "
-        "false alarms, or rebuilds better than 14.2 dB without a prior."
+        "false alarms, or rebuilds better than 14.2 dB without a prior. It assumes fresh noise."
     )
-    assert ceiling(verdict(ceiling={"why": "It is not noised."})) == "It is not noised."
+    assert ceiling(verdict(ceiling={"why": "nothing is noised"})) == "Nothing is noised."
     assert "no attack from 40 replies recognises" in ceiling(verdict(ceiling={**PROVEN, "replies": 40}))
 
 
@@ -185,7 +185,12 @@ def test_examples_are_listed_by_how_many_attacks_found_them(tmp_path: Path) -> N
 def test_says_where_it_comes_from_and_how_to_repeat_it(tmp_path: Path) -> None:
     folder = write_audit(tmp_path)
     assert "run gradveil audit case.yaml --out DIR" in outline(folder).text
-    about: dict[str, Any] = {"started": "2026-11-18T08:30:00Z", "version": "0.1.0", "commit": "ab" * 20, "data": "cd" * 32}
+    about: dict[str, Any] = {
+        "started": "2026-11-18T08:30:00Z",
+        "version": "0.1.0",
+        "commit": "ab" * 20,
+        "data": "cd" * 32,
+    }
     about |= {"commands": ["gradveil audit <script>"]}
     edit_audit(folder, provenance=about)
     text = outline(folder).text
@@ -222,3 +227,12 @@ def test_hostile_flags_are_only_text(tmp_path: Path) -> None:
     page = outline(folder)
     assert page.text.count(hostile) >= 6
     assert not [image for image in page.all("img") if "onerror" in image]
+
+
+def test_an_attack_is_explained_where_it_stands(tmp_path: Path) -> None:
+    row = next(row for row in read_audit(write_audit(tmp_path)).rows if not row.is_prior)
+    plain = row.model_copy(update={"awareness": "none", "candidates": 92})
+    assert words.kind_of(plain) == "takes no defense into account; chooses among 92 candidates"
+    moved = plain.model_copy(update={"counter_moves": {"noise": "It averages."}, "candidates": None})
+    assert words.kind_of(moved) == "knows the defense and adapts to it"
+    assert words.kind_of(row.model_copy(update={"attack": "prior-only"})).endswith("with no update: chance")

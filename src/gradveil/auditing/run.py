@@ -16,17 +16,7 @@ import torch
 
 from gradveil import __version__, models
 from gradveil.attacks import Attack, Reconstruction, load_reconstructions, save_reconstructions
-from gradveil.auditing.audit import (
-    OWN,
-    PRIOR_ONLY,
-    Audit,
-    Files,
-    Membership,
-    Provenance,
-    Row,
-    SavedTraining,
-    Trace,
-)
+from gradveil.auditing.audit import OWN, PRIOR_ONLY, Audit, Files, Membership, Provenance, Row, SavedTraining, Trace
 from gradveil.auditing.case import Case, ObservedCase, make_case, make_observed_case
 from gradveil.auditing.ceilings import ceilings
 from gradveil.auditing.flags import awareness_of, counter_moves, explained, flagged
@@ -164,8 +154,8 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         ceilings=ceilings(plan.proofs, rows),
         people=plan.labels_are_people,
     )
-    of_old = ("case", "environment", "provenance", "class_names")
-    anew = anew.model_copy(update={name: getattr(audit, name) for name in of_old})
+    written = ("case", "environment", "provenance", "class_names")
+    anew = anew.model_copy(update={name: getattr(audit, name) for name in written})
     store.save_audit(anew)
     return anew
 

@@ -41,7 +41,9 @@ class ShownAnswer:
 
     def brief(self) -> str:
         """In the cell of a table."""
-        return "not measured" if self.share is None else f"{styled(self.share, PERCENT)} ({span(self.interval)})"
+        if self.share is None:
+            return "not measured"
+        return styled(self.share, PERCENT) + (f" ({span(self.interval)})" if self.interval is not None else "")
 
 
 def answers(verdict: Verdict, *, people: bool = False) -> list[ShownAnswer]:
@@ -85,13 +87,23 @@ def _answer(verdict: Verdict, name: str) -> Answer:
 
 def _told(answer: Answer, ceiling: float | None) -> str:
     if answer.share is None:
-        return answer.why or NOT_ASKED
+        return whole(answer.why) or NOT_ASKED
     beside = {True: "above chance", False: "not above chance", None: "chance not known"}[answer.above_chance]
     chance = "" if answer.chance is None else f" ({styled(answer.chance, PERCENT)})"
-    parts = [f"{beside}{chance}", f"95% interval {span(answer.interval)}"]
+    parts = [f"{beside}{chance}"]
+    parts += [] if answer.interval is None else [f"95% interval {span(answer.interval)}"]
     parts += [] if ceiling is None else [f"no attack passes {styled(ceiling, PERCENT)}"]
     parts += [] if answer.attack is None else [f"by {short_attack(answer.attack)}"]
     return "; ".join(parts)
+
+
+def whole(text: str) -> str:
+    """A reason as a sentence of its own.
+
+    >>> whole("nothing is noised"), whole("")
+    ('Nothing is noised.', '')
+    """
+    return text and f"{text[0].upper()}{text[1:].removesuffix('.')}."
 
 
 def ceiling(verdict: Verdict) -> str:
@@ -107,9 +119,9 @@ def ceiling(verdict: Verdict) -> str:
     if found.psnr is not None:
         figures.append(f"rebuilds better than {found.psnr:.1f} dB without a prior")
     if not figures:
-        return found.why or NOT_ASKED
+        return whole(found.why) or NOT_ASKED
     replies = "" if found.replies in (None, 1) else f" from {found.replies} replies"
-    return f"Proven: no attack{replies} {', or '.join(figures)}."
+    return f"Proven: no attack{replies} {', or '.join(figures)}. {whole(found.assumes)}".strip()
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def _content(audit: Audit, folder: Path) -> dict[str, object]:
     costed = any(verdict.cost for verdict in verdicts)
     about = [one.model_dump() for one in audit.trainings] or [audit.case]
     curves = [(row, svg.objective_curve(row.trace, words.row_name(row))) for row in rows if not row.is_prior]
+    kinds = {(row.defense, row.attack): words.kind_of(row) for row in rows}
     return {
         **_inlined("style", "report.css", "charts.css"),
         **_inlined("script", "report.js"),
@@ -104,8 +105,12 @@ def _content(audit: Audit, folder: Path) -> dict[str, object]:
         "data": ", ".join(dict.fromkeys(words.value_of(one, "data") for one in about)),
         "headline": words.headline(verdicts, people=audit.labels_are_people),
         "cards": [
-            (verdict, [(one, svg.share_bar(one)) for one in answers.answers(verdict, people=audit.labels_are_people)])
-            for verdict in verdicts
+            (
+                one,
+                [(found, svg.share_bar(found)) for found in answers.answers(one, people=audit.labels_are_people)],
+                kinds.get((one.defense, one.attack or ""), ""),
+            )
+            for one in verdicts
         ],
         "advice": answers.recommendations(audit),
         "privacy_grades": words.grades(audit.grades.get("privacy", {}), "%") if graded else "",

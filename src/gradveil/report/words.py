@@ -42,7 +42,9 @@ def kind_of(row: Row) -> str:
     if row.is_prior:
         return "what the same search finds with no update: chance"
     chooses = f"chooses among {row.candidates} candidates" if row.candidates is not None else ""
-    return "; ".join(part for part in (AWARE.get(row.awareness or "", ""), chooses) if part)
+    # An attack that ranks candidates may have a counter-move too.
+    aware = "informed" if any((row.counter_moves or {}).values()) else row.awareness
+    return "; ".join(part for part in (AWARE.get(aware or "", ""), chooses) if part)
 
 
 def label_name(label: int | None, names: Mapping[int, str]) -> str:

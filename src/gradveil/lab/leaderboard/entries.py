@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gradveil.auditing import Case, run_case
-from gradveil.auditing.audit import Row
+from gradveil.auditing.audit import Answer, Row
 from gradveil.auditing.case import first_complaint
 from gradveil.auditing.verdict import without_candidates, worst_of
 from gradveil.core.atomic import write_atomically
@@ -71,6 +71,18 @@ class Worst(_Strict):
     identified: Share
     interval: tuple[Share, Share]
     images: int = Field(ge=1)
+    updates: int | None = Field(default=None, ge=1)
+    """How many updates the interval counts: images of one update stand or fall together. None in older entries."""
+
+
+class Told(_Strict):
+    """Another answer about a defense: the share of labels read, or of members found at 1% false alarms."""
+
+    attack: Plain | None = None
+    share: Share
+    interval: tuple[Share, Share] | None = None
+    chance: Share | None = None
+    above_chance: bool | None = None
 
 
 class Trained(_Strict):
@@ -117,11 +129,11 @@ class Entry(_Strict):
     worst: Worst | None = None
     rebuilt: Worst | None = None
     """The worst of the attacks that hold no candidates."""
-    labels: Share | None = None
-    """Of labels that were read off updates; None in older entries."""
-    label_chance: Share | None = None
+    labels: Told | None = None
+    """It and the next two are None in older entries, and where the audit has no answer."""
+    member: Told | None = None
     ceiling: Share | None = None
-    """The share that no attack identifies, where that is proved."""
+    """The share that no attack can recognise more of."""
     flags: tuple[str, ...] = ()
     unfit: str | None = None
     """Why the defense cannot work on the model of the setting."""
@@ -193,9 +205,9 @@ def enter(
             grade=verdict.grade,
             worst=_worst([row for row in rows if row.attack == verdict.attack]),
             rebuilt=_worst(without_candidates(rows)),
-            labels=None if verdict.labels is None else verdict.labels.share,
-            label_chance=None if verdict.labels is None else verdict.labels.chance,
-            ceiling=None if verdict.ceiling is None else verdict.ceiling.recognised,
+            labels=_told(verdict.labels),
+            member=_told(verdict.member),
+            ceiling=verdict.ceiling.recognised if verdict.ceiling else None,
             flags=verdict.flags,
             trained=trained,
             attacks=tuple(row.attack for row in rows),
@@ -212,6 +224,19 @@ def _worst(rows: Sequence[Row]) -> Worst | None:
         identified=worst.identified,
         interval=worst.identified_interval,
         images=worst.images,
+        updates=worst.updates or None,
+    )
+
+
+def _told(answer: Answer | None) -> Told | None:
+    if answer is None or answer.share is None:
+        return None
+    return Told(
+        attack=answer.attack,
+        share=answer.share,
+        interval=answer.interval,
+        chance=answer.chance,
+        above_chance=answer.above_chance,
     )
 
 

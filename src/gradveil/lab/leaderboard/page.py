@@ -10,7 +10,7 @@ from gradveil.auditing.verdict import NO_CANDIDATES, NO_COUNTER_MOVE, privacy_gr
 from gradveil.core.atomic import remove_partial, write_atomically
 from gradveil.core.locks import claimed
 from gradveil.data import load
-from gradveil.lab.leaderboard.entries import PATIENCE, Entry, Trained, Worst, read_entries
+from gradveil.lab.leaderboard.entries import PATIENCE, Entry, Told, Trained, Worst, read_entries
 from gradveil.lab.leaderboard.settings import SETTINGS, Setting
 from gradveil.metrics import wilson
 
@@ -27,6 +27,10 @@ knows the defense and holds a list of candidates (threat model D). This page is 
 - **identified**: the share of private images that the worst attack (**by**) picks out of the candidates, and its 95%
   interval. A † marks a share that the same attack gets without the update too: chance.
 - **without candidates**: the same for the worst of the attacks that hold none and have to rebuild the pictures.
+- **labels**, **member**, where measured: the share of labels read off updates, and of members found while 1% of others
+  are taken for members, with 95% intervals. A † marks one that is not above chance.
+- **ceiling**: the share that no attack can pick out of as many candidates, where that is proven.
+- **no counter-move** beside a grade: no attack written for this defense was tried, and nothing is proven of it.
 - **accuracy**, **lost**, **time**, where measured: accuracy at the end of the setting's training, points of it lost
   against no defense, and the time of a round against one without a defense on the same device.
 
@@ -41,8 +45,7 @@ To enter a defense, write it into one file ([how](../defenses/README.md#your-own
 
 """
 _COLUMNS = {"defense": "---", "grade": ":-:", "identified": "---:", "by": "---", "without candidates": "---:"}
-_ANSWER_COLUMNS = {"labels": "---:", "ceiling": "---:"}
-"""The share of labels read off updates, and of images identified that no attack passes; not in older entries."""
+_ANSWER_COLUMNS = {"labels": "---:", "member": "---:", "ceiling": "---:"}
 _COST_COLUMNS = {"accuracy": "---:", "lost": "---:", "time": "---:"}
 
 
@@ -73,23 +76,23 @@ def _section(setting: Setting, entries: Sequence[Entry]) -> str:
     """Heading, what was measured and where, the table of defenses, and those that do not fit."""
     plain = next((one.trained for one in entries if one.defense == "none"), None)
     costs = any(one.trained is not None for one in entries)
-    asked = any(one.labels is not None or one.ceiling is not None for one in entries)
-    columns = _COLUMNS | (_ANSWER_COLUMNS if asked else {}) | (_COST_COLUMNS if costs else {})
+    answered = any((one.labels, one.member, one.ceiling) != (None, None, None) for one in entries)
+    columns = _COLUMNS | (_ANSWER_COLUMNS if answered else {}) | (_COST_COLUMNS if costs else {})
     lines = [list(columns), list(columns.values())]
     for one in sorted((one for one in entries if one.unfit is None), key=_order):
         worst = "" if one.worst is None else f"`{one.worst.attack.partition(':')[0]}`"
         mark = " †" if AS_GOOD in one.flags else ""
-        untried = [flag for flag in (NO_COUNTER_MOVE, NO_CANDIDATES) if flag in one.flags]
-        grade = f"{one.grade or ''} ({', '.join(untried)})" if untried else one.grade or ""
+        untried = [flag for flag in (NO_COUNTER_MOVE, NO_CANDIDATES) if flag in one.flags and one.defense != "none"]
+        grade = ", ".join([*([one.grade] if one.grade else []), *untried])
         cells = [f"`{one.defense}`", grade, _share(one.worst) + mark, worst, _share(one.rebuilt)]
-        if asked:
-            chance = "" if one.label_chance is None else f" (chance {one.label_chance:.0%})"
-            cells.append("" if one.labels is None else f"{one.labels:.0%}{chance}")
-            cells.append("" if one.ceiling is None else f"{one.ceiling:.1%}")
+        ceiling = "none" if one.ceiling is None else f"{one.ceiling:.0%}"
+        cells += [_told(one.labels), _told(one.member), ceiling] if answered else []
         lines.append(cells + (_cost(one.trained, plain) if costs else []))
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     machines = sorted({f"{one.environment.device}, torch {one.environment.torch}" for one in entries})
     ran = f"`{setting.name}`; suite `{setting.audit['budget']}`; {'; '.join(machines)}."
+    if any(one.worst and one.worst.updates for one in entries):
+        ran += " Intervals count updates: the images behind one stand or fall together."
     text = f"## {setting.title}\n\n{_task(entries[0])}\n\n{ran} {_training(setting, measured=costs)}\n\n{table}"
     reasons = [f"- `{one.defense}`: {_escaped(one.unfit)}\n" for one in entries if one.unfit is not None]
     return f"{text}\nCannot work on this model:\n\n{''.join(reasons)}" if reasons else text
@@ -108,6 +111,13 @@ def _share(worst: Worst | None) -> str:
         return ""
     low, high = (round(100 * end) for end in worst.interval)
     return f"{100 * worst.identified:.0f}% ({low} to {high})"
+
+
+def _told(answer: Told | None) -> str:
+    if answer is None:
+        return ""
+    ends = "" if answer.interval is None else " ({:.0f} to {:.0f})".format(*(100 * end for end in answer.interval))
+    return f"{answer.share:.0%}{ends}{' †' if answer.above_chance is False else ''}"
 
 
 def _cost(trained: Trained | None, plain: Trained | None) -> list[str]:
