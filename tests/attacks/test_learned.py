@@ -36,7 +36,7 @@ def blurred(count: int) -> MemoryImages:
     coarse = (torch.rand(count, 1, 3, 3, generator=rng) - 0.2).clamp(min=0)
     images = torch.nn.functional.interpolate(coarse, size=(28, 28), mode="bilinear").mul(255).round().byte()
     labels = (images.flatten(1).float().sum(1) % 10).long()
-    return replace(SAMPLES, name="blots", images=images, labels=labels)  # type: ignore[call-arg]
+    return replace(SAMPLES, name="blots", images=images, labels=labels)  # type: ignore[call-arg,return-value]
 
 
 PUBLIC = blurred(2100)
@@ -132,7 +132,7 @@ def test_nothing_is_kept_of_a_defense_that_is_an_object(tmp_path: Path) -> None:
 
 def test_public_data_hold_nothing_that_the_private_set_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     private = PUBLIC.subset(range(100))
-    half = replace(private, images=private.batch(range(100)).inputs.half())  # type: ignore[call-arg]
+    half = replace(private, images=private.batch(range(100)).inputs.half())  # type: ignore[call-arg,return-value]
     monkeypatch.setattr(public_data, "load", lambda _: PUBLIC)
     for data in (private, half):
         left = PublicImages.apart_from(data)("blots")

@@ -55,7 +55,7 @@ class Learned(Attack):
     public: str | None = None
     """The spec of a data set of public examples; none: the other split of the private collection, if it is there."""
     pairs: int | None = None
-    """Examples and updates to learn from; none: as many as the defense makes in some seconds, at most 12,000."""
+    """Examples and updates to learn from; none: as many as its cost allows, at most 12,000."""
     keep: bool = True
     """Keep what was learned on disk."""
 
@@ -69,7 +69,7 @@ class Learned(Attack):
         return needs | {Knowledge.CANDIDATES} if self.rank else needs
 
     def kind_of(self, one: Observation) -> Hashable:
-        return one.defense
+        return one.defense, one.round_number
 
     def prior_only(self) -> Attack | None:
         return RandomChoice(candidates=None) if self.rank else MeanPicture(public=self.public)
@@ -175,6 +175,7 @@ def _is_ours(link: Defense) -> bool:
 def _digest(one: Observation, public: ImageSet, pairs: int | None) -> str:
     """Of all that a decoder depends on, but the code of a defense that is not ours."""
     facts = [FORMAT, __version__, torch.__version__, pairs, one.batch_size, one.kind, one.defense, repr(one.recipe)]
+    facts.append(one.round_number)
     found = hashlib.sha256(json.dumps([*facts, repr(one.domain), repr(one.module)]).encode())
     agreed = {name: tensor for name, tensor in one.module.state_dict().items() if name not in one.sent}
     for name, tensor in {**one.sent, **agreed}.items():

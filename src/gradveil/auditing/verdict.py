@@ -15,6 +15,7 @@ from typing import Literal
 from gradveil.auditing.audit import Answer, CeilingAnswer, Cost, Interval, Object, Row, Verdict
 from gradveil.auditing.chance import above_chance, best_above, label_luck, member_luck
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.metrics.statistics import FALSE_ALARMS
 
 GRADES = {
     "privacy": {"A": 0.1, "B": 0.25, "C": 0.5, "D": 0.75},

@@ -38,7 +38,7 @@ def usual_public(data: ImageSet) -> str | None:
 
 @dataclass(frozen=True)
 class PublicImages:
-    """Public data that is apart from private data. It holds digests of these in no order: whoever has it learns nothing.
+    """Public data that is apart from private data, of which it holds digests in no order: they tell nobody anything.
 
     Called with the spec of a data set, or with None for the usual one, it gives that without every private image.
     """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gradveil.attacks.parts.candidate_updates import group_size, groups, updates_for
-from gradveil.client import SimulatedClient
+from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
@@ -27,13 +30,13 @@ ENTRIES = 2**13
 LEAST = 64
 """Of each tensor at least so many, or all."""
 TINY = 1e-30
-TRIED = 32
-"""Replies that are timed."""
+TRIED = 4
+"""Replies whose cost is counted."""
 FASTEST = 12_000
-SLOWEST = 2_000
-"""Pairs at most and at least, where the time that the defense takes decides."""
+SLOWEST = 1_000
+"""Pairs at most and at least, where the cost of the defense decides."""
 SECONDS = 25.0
-"""That the replies may take then."""
+"""That the replies may take then, if an operation takes 10 microseconds and a number that it makes a nanosecond."""
 SHIFT = 2
 """Pixels by which an image that is used again is moved, at most."""
 
@@ -80,6 +83,19 @@ class Pairs:
     """[n, S]."""
 
 
+class CostMeter(TorchDispatchMode):
+    """Counts what torch computes. Time would differ from run to run, and with it what is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        made = func(*args, **(kwargs or {}))
+        self.seconds += 1e-5 + 1e-9 * sum(own.numel() for own in tree_leaves(made) if isinstance(own, Tensor))
+        return made
+
+
 class DefendedClients:
     """Clients with the known defense, each as if it were the first that the defense serves."""
 
@@ -99,6 +115,11 @@ class DefendedClients:
 
     def replies(self, inputs: Tensor, labels: Tensor, first: int) -> Params:
         """Of batches [n, size, ...] and [n, size], what each client sends, [n, ...]; draws go by their numbers."""
+        if self._one.round_number > 1:
+            batches = [Batch(*each) for each in zip(inputs, labels, strict=True)]
+            streams = [partial(Stream.seeded, 0, "learned", first + place) for place in range(len(batches))]
+            replies = replies_in_round(self._client, self._one.sent, batches, streams, self._one.round_number)
+            return stack([reply.update for reply in replies])
         runs = []
         for place in range(len(inputs)):
             self._client.defense = copy.deepcopy(self._defense)  # it may remember what it was used for
@@ -122,7 +143,7 @@ def make_pairs(one: Observation, public: ImageSet, size: int, count: int | None,
         one: the broadcast, the recipe and the defense.
         public: where the examples come from. One that is used again is moved and mirrored.
         size: examples behind an update.
-        count: how many pairs; None: as many as the defense can make in ``SECONDS``, halved as often as it takes.
+        count: how many pairs; None: as many as the defense should make in ``SECONDS``, halved as often as it takes.
         progress: where it reports how far it is.
     """
     clients, read, device = DefendedClients(one, size), Reader(one.reply), next(iter(one.sent.values())).device
@@ -130,12 +151,10 @@ def make_pairs(one: Observation, public: ImageSet, size: int, count: int | None,
     if count is None:
         count = FASTEST
         batch = _drawn(public, TRIED * size, one.domain.classes, rng).to(device)
-        for _ in range(2):  # the first time finds out how to do it
-            started = time.perf_counter()
+        with CostMeter() as cost:
             clients.replies(*_cut(batch, size), first=-TRIED)
-            each = (time.perf_counter() - started) / TRIED
-        while count > SLOWEST and count * each > SECONDS:
-            count //= 2
+        while count > SLOWEST and count * cost.seconds / TRIED > SECONDS:
+            count = max(SLOWEST, count // 2)
     batch = _drawn(public, count * size, one.domain.classes, rng)
     inputs, labels = _cut(batch, size)
     entries, statistics = [], []
