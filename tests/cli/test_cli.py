@@ -197,7 +197,7 @@ def test_a_verdict_names_its_flags_and_by_choice_says_what_was_rebuilt(tmp_path:
     assert heads.split() == ["defense", "grade", "rebuilt", "recognised", "member", "labels", "ceiling"]
     for name in ("rebuilt", "recognised"):
         share, (low, high) = verdict[name]["share"], verdict[name]["interval"]
-        assert f" {share:.0%} ({low:.0%} to {high:.0%})" in line
+        assert f" {share:.0%} ({100 * low:.0f} to {100 * high:.0f})" in line
     assert line.endswith("none"), "nothing is proven of censor"
     assert "\nNext: With censor, " in done.stdout
 

@@ -43,7 +43,8 @@ class ShownAnswer:
         """In the cell of a table."""
         if self.share is None:
             return "not measured"
-        return styled(self.share, PERCENT) + (f" ({span(self.interval)})" if self.interval is not None else "")
+        ends = "" if self.interval is None else " ({:.0f} to {:.0f})".format(*(100 * end for end in self.interval))
+        return styled(self.share, PERCENT) + ends
 
 
 def answers(verdict: Verdict, *, people: bool = False) -> list[ShownAnswer]:
