@@ -120,7 +120,7 @@ def test_a_ceiling_carries_a_grade(proved: float, grade: str, flags: tuple[str, 
 
 
 def test_the_answers_of_a_verdict() -> None:
-    member = Membership(found=0.5, interval=(0.2, 0.8), advantage=0.5, members=8, others=8)
+    member = Membership(found=0.5, interval=(0.2, 0.8), luck=0.001, advantage=0.5, members=8, others=8)
     ranked = row("identify", 8, 8, member=member, label_accuracy=1.0, label_chance=0.1)
     read = row("ig", 2, 8, label_accuracy=0.75, label_interval=(0.3, 0.9), label_chance=0.1)
     (verdict,) = verdicts([ranked, read, alone("ig", 0, 8)], people=True)

@@ -83,11 +83,11 @@ class Pairs:
     """[n, S]."""
 
 
-class CostMeter(TorchDispatchMode):
+class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what torch computes. Time would differ from run to run, and with it what is learned."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seconds = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
