@@ -28,6 +28,8 @@ GENERATIVE = ("ggl", "gias", "gifd")
 MEASURED = "measured"
 LineResults = tuple[list[Json], str]
 """The results of a line, one for each seed, or none and why."""
+PAPERS = "C"
+"""The threat model of the papers: who knows the recipe and the defense, and holds no candidates."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ def _planned(plan: ReproductionPlan, table: Table, line: Line) -> Planned:
     why = next((why for words, why in table.skipped.items() if set(words) <= set(line)), "")
     base = table.base.at(plan.scale)
     fields: Json = {**(base or {}), "device": plan.device}
+    if table.kind == "audit":
+        fields = {"threat": PAPERS} | fields
     for part, text in zip(table.words, line, strict=True):
         word = part[text]
         chosen = word.at(plan.scale)
