@@ -48,6 +48,7 @@ def test_a_larger_budget_runs_all_that_a_smaller_one_does() -> None:
 def test_every_attack_has_a_place() -> None:
     """Some case meets it with the thorough suite; dlg is idlg with less of a start."""
     cases = [setting("H", "mlp"), setting("E", batch_size=2), setting("H", batch_size=2), setting(recipe=FEDAVG)]
+    cases.append(setting("D", public=True))
     met = {attack.partition(":")[0] for one in cases for attack in suite("thorough", one)}
     assert met == {name for name in ATTACKS if name != "dlg"}
 

@@ -227,7 +227,9 @@ def test_every_field_of_a_case_has_an_option_with_its_description_and_default() 
     for command, model, by_hand in (("audit", Case, {"recipe", "unfit"}), ("train", Training, set())):
         text = " ".join(found[f"gradveil {command}"].split())
         for name, field in model.model_fields.items():
-            option = {"attacks": "attack", "defenses": "defense"}.get(name, name).replace("_", "-")
+            option = {"attacks": "attack", "defenses": "defense", "in_rounds": "in-round"}.get(name, name).replace(
+                "_", "-"
+            )
             assert name in by_hand or f" --{option} " in text
             assert name in by_hand or " ".join(str(field.description).split()) in text
     assert "[default: none, noise:sigma=0.1]" in " ".join(found["gradveil audit"].split())

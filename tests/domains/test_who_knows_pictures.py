@@ -28,6 +28,8 @@ OF_A_DEFENSE = re.compile(r"\b(channels_of|channels)\b")
 KNOWN = {
     "attacks/against/ats.py": "undoes image operations",
     "attacks/generative.py": "which shipped generator draws which shape",
+    "attacks/parts/right_angle_labels.py": "smooth pictures as a prior",
+    "attacks/parts/right_angles.py": "smooth pictures as a prior",
     "client/local.py": "a docstring",
     "client/owner.py": "attacks on its observations rebuild images",
     "defenses/ats.py": "image operations",
@@ -49,7 +51,9 @@ KNOWN = {
 
 def knows(source: str) -> bool:
     """Whether a source, comments and docstrings included, speaks of channels and heights or computes along them."""
-    return bool(KNOWS.search(OF_A_DEFENSE.sub("", source) if re.search(r"\bChannel\b", source) else source))
+    return bool(
+        KNOWS.search(OF_A_DEFENSE.sub("", source) if re.search(r"\bChannel\b|\bchannels_of\b", source) else source)
+    )
 
 
 def test_few_files_know_of_channels_and_heights() -> None:

@@ -66,6 +66,8 @@ def run(
         row = rows.get(cell.digest)
         if row is not None and (row.prior_of if row.is_prior else row.attack) != cell.spec:
             raise BadFileError(f"{store.folder}: row {cell.digest} is not of {cell.spec}; the file is damaged")
+        if row is not None:
+            threat_model(row.threat)  # raises if a stranger made one up
     judge = _judge(plan, progress)
     if rows and judge is not None:
         _check_kept(store, plan, rows.values(), judge)

@@ -123,6 +123,8 @@ MEMBERS = (
     Member("fingerprint", "standard", lambda _: True),
     Member("fishing", "standard", lambda setting: setting.fishable, large="fishing:then=ig:iterations=600;restarts=1"),
     Member("ggl:optimizer=adam,iterations=200,restarts=1", "standard", lambda setting: setting.has_generator),
+    Member("learned", "standard", lambda setting: setting.learnable, large=None),
+    Member("learned:rank=true", "standard", lambda setting: setting.learnable, large=None),
     Member("idlg", "thorough", lambda setting: setting.one_gradient and setting.batch_size == 1, large=None),
     Member(
         "gi",
@@ -130,8 +132,6 @@ MEMBERS = (
         lambda setting: setting.replayable and not setting.has_statistics,
         large="gi:iterations=400,restarts=1",
     ),
-    Member("learned", "standard", lambda setting: setting.learnable, large=None),
-    Member("learned:rank=true", "standard", lambda setting: setting.learnable, large=None),
     Member("ggl", "thorough", lambda setting: setting.has_generator, large=None),
     Member("gias", "thorough", lambda setting: setting.has_generator, large="gias:iterations=300,restarts=1"),
     Member("gifd", "thorough", lambda setting: setting.has_generator, large="gifd:iterations=400,restarts=1"),
