@@ -137,7 +137,7 @@ def _picked(
         interval=worst.identified_interval,
         chance=worst.at_random if chance is None else chance,
         above_chance=above[own.index(worst)],
-        sentence=f"{count} of {worst.images} private images were {done} {name} {tail}.",
+        sentence=f"{count} of {worst.images} private images {'was' if count == 1 else 'were'} {done} {name} {tail}.",
     )
 
 
