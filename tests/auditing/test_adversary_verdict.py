@@ -1,0 +1,172 @@
+"""Defenses, attacks and files that try to get a better verdict than they deserve, or a worse one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import gradveil
+from gradveil.attacks import ATTACKS
+from gradveil.auditing import make_case
+from gradveil.auditing.audit import Audit, CeilingAnswer, Files, Membership, Row
+from gradveil.auditing.gate import AuditGate
+from gradveil.auditing.run import run
+from gradveil.auditing.sources import Simulation
+from gradveil.auditing.verdict import NO_COUNTER_MOVE, verdicts
+from gradveil.core.streams import Stream
+from gradveil.core.types import Params
+from gradveil.data import load
+from gradveil.defenses import DEFENSES, DP, Chain, Clip, Defense, Log, Noise, Step, Transform, can_remember
+
+DIGITS = load("mnist-samples").batch(range(16))
+
+
+def own_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Sigmoid(), nn.Linear(16, 10))
+
+
+class none(Defense):  # noqa: N801
+    """Sends everything, under the name of the baseline."""
+
+
+class noise(Defense):  # noqa: N801
+    """Sends everything, under the name and with the options of a defense that somebody has attacked."""
+
+    def __init__(self) -> None:
+        self.sigma, self.at = 1.0, "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Noise):
+    """The same, by the name that a registered class has."""
+
+    name: ClassVar[str] = "noise"
+
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        return tree
+
+
+class Bare(Chain):
+    """A chain of defenses that it does not use."""
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        return gradient
+
+    def for_round(self, start: Step) -> Defense:  # noqa: ARG002
+        return self
+
+
+TAKEN: Params = {}
+
+
+class Thief(Transform):
+    """Keeps what comes before the noise."""
+
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        TAKEN.update(tree)
+        return tree
+
+
+class Painter(Transform):
+    """Sends it after the noise."""
+
+    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
+        return {name: TAKEN[name] for name in tree}
+
+
+def patched() -> Defense:
+    """An instance of a known class that does something else."""
+    found = Noise(sigma=30.0)
+    object.__setattr__(found, "transform", lambda tree, _rng, _log: tree)
+    return found
+
+
+CLIP = Clip(bound=1.0, per="global", at="step")
+LEAKING = {
+    "called as the baseline": none(),
+    "called as a defense": noise(),
+    "named as a defense": Silent(sigma=30.0),
+    "a chain of its own": Bare([DP(sigma=30.0)]),
+    "past the noise": Chain([Thief(), CLIP, Noise(sigma=30.0), Painter()]),
+    "patched": Chain([CLIP, patched()]),
+}
+
+
+@pytest.mark.parametrize("defense", LEAKING.values(), ids=LEAKING.keys())
+def test_a_defense_earns_nothing_by_its_name_or_by_links_that_it_undoes(defense: Defense) -> None:
+    found = gradveil.audit(own_model(), DIGITS, defense=defense, attack="identify", threat="D")
+    (verdict,) = found.verdicts
+    assert verdict.identified == 1.0
+    assert verdict.grade == "F"
+    assert verdict.ceiling is not None
+    assert verdict.ceiling.recognised is None
+    assert NO_COUNTER_MOVE in verdict.flags or defense is LEAKING["patched"]
+    assert AuditGate.read([], "B").violations(Audit.model_validate(found.as_json()))
+
+
+def test_a_name_is_of_the_class_that_was_registered_under_it() -> None:
+    assert DEFENSES.describe(none()) == "own none"
+    assert DEFENSES.describe(Silent()).startswith("Silent")
+    assert DEFENSES.describe(Bare([DP()])) == "Bare"
+    for spec in ("none", "clip:bound=1.0", "clip:bound=1.0,per=example", "dp:sigma=2.0", "dcs2plus", "precode", "ats"):
+        assert DEFENSES.describe(DEFENSES.build(spec)) == spec
+
+
+def test_what_a_frozen_defense_keeps_in_a_tuple_is_a_memory() -> None:
+    @dataclass(frozen=True)
+    class Keeping(Defense):
+        kept: tuple[list[Params], ...] = ([],)
+
+    assert can_remember(Keeping())
+    assert not can_remember(Noise())
+
+
+def scored(attack: str, identified: float, interval: tuple[float, float], **more: object) -> Row:
+    known = {"gallery": 100, "at_random": 0.01, "label_accuracy": 0.0, "luck": 1e-4, "images": 16, "updates": 16}
+    fields = {"defense": "dp", "identified": identified, "identified_interval": interval, "needs": ("candidates",)}
+    return Row.model_validate({**known, **fields, "attack": attack, "files": Files(reconstruction=""), **more})
+
+
+@pytest.mark.parametrize("by_members", [False, True])
+def test_a_ceiling_that_an_attack_passed_earns_nothing(by_members: bool) -> None:
+    top = CeilingAnswer(recognised=0.02, chance=0.01, member=0.02)
+    member = Membership(found=1.0, interval=(0.8, 1.0), members=16, others=1600)
+    row = scored("identify", 1.0, (0.8, 1.0)) if not by_members else scored("identify", 0.0, (0.0, 0.2), member=member)
+    (verdict,) = verdicts([row], ceilings={"dp": (top, top)})
+    assert verdict.ceiling is not None
+    assert "passed" in verdict.ceiling.why
+    assert verdict.ceiling_of_run is None
+    assert verdict.grade not in ("A", "B")
+    assert NO_COUNTER_MOVE in verdict.flags
+
+
+def test_an_attack_that_does_not_know_the_defense_has_no_counter_move() -> None:
+    row = scored("informed", 0.0, (0.0, 0.05), counter_moves={})
+    (verdict,) = verdicts([row])
+    assert NO_COUNTER_MOVE in verdict.flags
+    assert verdict.grade == "C"
+
+
+class Zeros(Defense):
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
+
+
+def test_zeros_give_no_labels_away_where_classes_take_turns(tmp_path: Path) -> None:
+    """Ten digits in a row are one of each: so is the guess of an attack that sees nothing."""
+    case = make_case(
+        {"data": "mnist-samples", "model": "mlp", "images": 100, "batch_size": 10, "attacks": ["analytic"]}
+    )
+    clients = Simulation(case, load("mnist-samples"), own_model)
+    plan = clients.plan({"zeros": Zeros()}, {"analytic": ATTACKS.build("analytic")})
+    (verdict,) = run(plan, tmp_path).verdicts
+    assert verdict.labels is not None
+    assert verdict.labels.share == 1.0
+    assert verdict.labels.chance == 1.0
+    assert verdict.labels.above_chance is False
