@@ -85,7 +85,9 @@ class Judge:
         right = [len(truth.labels[part]) * label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         known, chance = private.label_counts, None
         if known is not None:
-            chance = sum(size * label_chance(known, size) for size in sizes) / len(truth)
+            alike = {n: [truth.labels[part] for part in batches if part.stop - part.start == n] for n in set(sizes)}
+            chance = sum(n * len(own) * label_chance(known, n, torch.stack(own)) for n, own in alike.items())
+            chance /= len(truth)
         means, line_up = scores.means(), len(private.gallery)
         names = (*MEANS, *own_metrics())
         measured: dict[str, Any] = {name: means.get(name) for name in names}
