@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,17 +12,19 @@ import torch
 from torch import nn
 
 import gradveil
-from gradveil.attacks import ATTACKS
+from gradveil.attacks import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.auditing import make_case
 from gradveil.auditing.audit import Audit, CeilingAnswer, Files, Membership, Row
 from gradveil.auditing.gate import AuditGate
 from gradveil.auditing.run import run
 from gradveil.auditing.sources import Simulation
 from gradveil.auditing.verdict import NO_COUNTER_MOVE, verdicts
+from gradveil.core.progress import Progress
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, DP, Chain, Clip, Defense, Log, Noise, Step, Transform, can_remember
+from gradveil.threat import Knowledge, Observation
 
 DIGITS = load("mnist-samples").batch(range(16))
 
@@ -170,3 +173,41 @@ def test_zeros_give_no_labels_away_where_classes_take_turns(tmp_path: Path) -> N
     assert verdict.labels.share == 1.0
     assert verdict.labels.chance == 1.0
     assert verdict.labels.above_chance is False
+
+
+@dataclass(frozen=True)
+class Eliminate(Attack):
+    """Names candidates that are not among the public examples, without a look at what clients send."""
+
+    held: list[torch.Tensor]
+    requires: ClassVar[frozenset[Knowledge]] = frozenset(
+        {Knowledge.CRAFT, Knowledge.PUBLIC_DATA, Knowledge.CANDIDATES, Knowledge.BATCH_SIZE}
+    )
+
+    def craft(self, server: Server, history: Sequence[Observation], seed: int) -> Crafted | None:  # noqa: ARG002
+        if history:
+            return None
+        assert server.public is not None
+        self.held.append(server.public.inputs)
+        return Crafted(server.module, server.model, server.sent, ())
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+        known = seen[0].candidates
+        assert known is not None
+        batch = known.batch(range(len(known)))
+        public = (torch.cdist(batch.inputs.flatten(1), self.held[0].flatten(1)) < 1e-4).any(dim=1)
+        self.held.append(public)
+        one = batch.take(slice(seen[0].batch_size or 1))
+        return [Reconstruction.closed_form(one.inputs, one.labels, 0.0) for _ in seen]
+
+
+@pytest.mark.parametrize("images", [1, 8, 90])
+def test_public_data_does_not_tell_who_is_private(images: int, tmp_path: Path) -> None:
+    case = make_case({"data": "mnist-samples", "model": "mlp", "images": images, "threat": "G", "attacks": ["imprint"]})
+    attack, clients = Eliminate([]), Simulation(case, load("mnist-samples"), own_model)
+    run(clients.plan({"none": Defense()}, {"eliminate": attack}), tmp_path)
+    public, candidates = attack.held[0], attack.held[-1]
+    assert len(public) >= 2
+    assert not candidates.any()
+    assert clients.lists[0] is not None
+    assert len(candidates) == len(clients.lists[0]) > images
