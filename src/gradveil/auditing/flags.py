@@ -80,7 +80,8 @@ def counter_moves(attack: Attack, seen: Observation) -> dict[str, str | None] | 
     A likelihood of what the defense leaves of a candidate's update is written for that defense, too.
     """
     if isinstance(attack, Informed):
-        return answers(seen)
+        matched = attack.match == "simulated" or seen.kind == "gradient"
+        return answers(seen) if matched else dict.fromkeys(answers(seen))
     if not isinstance(attack, Identify) or not attack.informed or seen.defense is None:
         return None
     found: dict[str, str | None] = {}
