@@ -157,6 +157,8 @@ def ranked(found: Sequence[Reconstruction], index: Tensor, granted: ImageSet | N
     scores = [one.scores for one in found if one.scores is not None]
     if not scores or granted is None or any(one.candidates != granted.name for one in found):
         return Ranking()
+    if len(scores) < len(found) or any(own.shape != (len(granted),) for own in scores):
+        raise GradveilError(f"the attack did not score each of the {len(granted)} candidates for every update")
     size = len(index) // len(found)
     table = torch.stack(scores)
     own = index.view(len(found), size)
