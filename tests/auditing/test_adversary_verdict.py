@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import gradveil
+from exchanges import observed
 from gradveil.attacks import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.auditing import make_case
 from gradveil.auditing.audit import Audit, CeilingAnswer, Files, Membership, Row
+from gradveil.auditing.flags import counter_moves
 from gradveil.auditing.gate import AuditGate
 from gradveil.auditing.run import run
 from gradveil.auditing.sources import Simulation
 from gradveil.auditing.verdict import NO_COUNTER_MOVE, verdicts
+from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.streams import Stream
-from gradveil.core.types import Params
+from gradveil.core.types import Params, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, DP, Chain, Clip, Defense, Log, Noise, Step, Transform, can_remember
+from gradveil.metrics.statistics import luck, surprise
 from gradveil.threat import Knowledge, Observation
 
 DIGITS = load("mnist-samples").batch(range(16))
@@ -211,3 +216,53 @@ def test_public_data_does_not_tell_who_is_private(images: int, tmp_path: Path) -
     assert not candidates.any()
     assert clients.lists[0] is not None
     assert len(candidates) == len(clients.lists[0]) > images
+
+
+def test_a_defense_that_tells_who_took_part_does_not_hold() -> None:
+    member = Membership(found=1.0, interval=(0.8, 1.0), luck=1e-4, members=16, others=1600)
+    moves = {"noise": "It ranks candidates."}
+    kept = {"defense": "noise", "luck": 1.0, "counter_moves": moves}
+    (quiet,) = verdicts([scored("identify", 0.0, (0.0, 0.05), **kept)])
+    (telling,) = verdicts([scored("identify", 0.0, (0.0, 0.05), **kept, member=member)])
+    assert (quiet.grade, quiet.outcome) == ("A", "holds")
+    assert telling.outcome == "leaks"
+
+
+def test_a_defense_that_names_people_by_their_labels_does_not_hold() -> None:
+    read = {"needs": (), "label_accuracy": 1.0, "label_interval": (0.8, 1.0), "label_chance": 0.1}
+    kept = {"defense": "noise", "luck": 1.0, "counter_moves": {"noise": "It ranks candidates."}}
+    rows = [scored("identify", 0.0, (0.0, 0.05), **kept), scored("ig", 0.0, (0.0, 0.05), **(kept | read))]
+    assert [verdicts(rows, people=people)[0].outcome for people in (False, True)] == ["holds", "leaks"]
+
+
+def test_an_attack_that_leaves_the_counter_move_out_is_not_credited_with_it() -> None:
+    several, batch = Recipe(sends="delta", epochs=2, lr=0.1), load("cifar10-samples").batch([0])
+    (one,) = observed([batch], recipe=several, defense="noise:sigma=0.1")
+    moves = [counter_moves(ATTACKS.build(f"informed:match={match}"), one) for match in ("simulated", "averaged")]
+    assert [None in (each or {}).values() for each in moves] == [False, True]
+
+
+def test_scores_that_are_no_numbers_are_luck() -> None:
+    assert luck(np.full((4, 100), np.nan), np.arange(4)[:, None]) == 1.0
+    held, lacking = surprise(np.array([[1.7e308, -1.7e308, 0.0]]), np.array([[1.7e308, 2.0, -1.7e308]]))
+    assert np.isfinite(held).all()
+    assert np.isfinite(lacking).all()
+
+
+@dataclass(frozen=True)
+class Part(Attack):
+    """Scores some of the candidates."""
+
+    requires: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.CANDIDATES})
+
+    def run(self, seen: Sequence[Observation], *, seeds: Sequence[int], progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+        known = seen[0].candidates
+        assert known is not None
+        one = known.batch([0])
+        plain = Reconstruction.closed_form(one.inputs, torch.zeros(1, dtype=torch.int64), 0.0)
+        return [replace(plain, candidates=known.name, scores=torch.zeros(len(known) - 1)) for _ in seen]
+
+
+def test_an_attack_scores_all_candidates_or_none() -> None:
+    with pytest.raises(GradveilError, match="did not score each of the"):
+        gradveil.audit(own_model(), DIGITS, attack=Part(), threat="D")

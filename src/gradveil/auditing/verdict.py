@@ -60,7 +60,8 @@ def verdicts(
         flags = [*worst.flags, *_untried(own, ceiling)]
         grade = privacy_grade(worst.identified_interval, worst.at_random, ceiling.recognised, flags)
         leaks = True if True in above else above[own.index(worst)]
-        labels = _labels(own)
+        labels, member = _labels(own), _members(own)
+        told = member.above_chance or (people and labels.above_chance)  # who took part, or who it is
         verdict = Verdict(
             defense=defense,
             grade=grade,
@@ -70,7 +71,7 @@ def verdicts(
             prior_only_identified=None if alone is None else alone.identified,
             chance=_chance(worst, rows),
             above_chance=leaks,
-            outcome="leaks" if leaks else "holds" if leaks is False and grade in GOOD else "unknown",
+            outcome="leaks" if leaks or told else "holds" if leaks is False and grade in GOOD else "unknown",
             threat=worst.threat,
             adversary=worst.adversary,
             images=worst.images,
@@ -81,7 +82,7 @@ def verdicts(
             round=worst.round,
             rebuilt=_picked(without_candidates(own), own, above, rows, rebuilds=True),
             recognised=_picked([row for row in own if _chooses(row)], own, above, rows, rebuilds=False),
-            member=_members(own),
+            member=member,
             labels=labels,
             ceiling=ceiling,
             ceiling_of_run=of_run,
