@@ -15,6 +15,7 @@ from torch import nn
 import gradveil
 from exchanges import observed
 from gradveil.attacks import ATTACKS, Attack, Crafted, Reconstruction, Server
+from gradveil.attacks.identify import Identify
 from gradveil.auditing import make_case
 from gradveil.auditing.audit import Audit, CeilingAnswer, Files, Membership, Row
 from gradveil.auditing.flags import counter_moves
@@ -26,7 +27,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.streams import Stream
 from gradveil.core.types import Params, Recipe
-from gradveil.data import load
+from gradveil.data import ImageSet, load
 from gradveil.defenses import DEFENSES, DP, Chain, Clip, Defense, Log, Noise, Step, Transform, can_remember
 from gradveil.metrics.statistics import luck, surprise
 from gradveil.threat import Knowledge, Observation
@@ -266,3 +267,24 @@ class Part(Attack):
 def test_an_attack_scores_all_candidates_or_none() -> None:
     with pytest.raises(GradveilError, match="did not score each of the"):
         gradveil.audit(own_model(), DIGITS, attack=Part(), threat="D")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blind(Identify):
+    """Called as an attack that knows the defense, and scores all candidates alike."""
+
+    def scores(self, seen: Sequence[Observation], known: ImageSet, *_: object) -> torch.Tensor:
+        return torch.zeros(len(seen), len(known))
+
+
+def test_an_attack_earns_nothing_for_a_defense_by_its_base_class() -> None:
+    found = gradveil.audit(own_model(), DIGITS, defense="noise:sigma=1e-9", attack=Blind(), threat="D")
+    (verdict,) = found.verdicts
+    assert NO_COUNTER_MOVE in verdict.flags
+    assert verdict.grade not in ("A", "B")
+
+
+def test_a_grade_that_does_not_exist_passes_no_gate() -> None:
+    (verdict,) = verdicts([scored("identify", 0.0, (0.0, 0.05))])
+    audit = Audit(rows=(), verdicts=(verdict.model_copy(update={"grade": "<b>"}),))
+    assert AuditGate.read([], "F").violations(audit)
