@@ -77,11 +77,13 @@ def awareness_of(attack: Attack) -> Awareness:
 def counter_moves(attack: Attack, seen: Observation) -> dict[str, str | None] | None:
     """What an attack does about each link of the defense it knows, None where nothing; None of attacks that never do.
 
-    A likelihood of what the defense leaves of a candidate's update is written for that defense, too.
+    A likelihood of what the defense leaves of a candidate's update is written for that defense, too. What a subclass
+    does instead is not known.
     """
-    if isinstance(attack, Informed):
-        return answers(seen)
-    if not isinstance(attack, Identify) or not attack.informed or seen.defense is None:
+    if type(attack) is Informed:
+        matched = attack.match == "simulated" or seen.kind == "gradient"
+        return answers(seen) if matched else dict.fromkeys(answers(seen))
+    if type(attack) is not Identify or not attack.informed or seen.defense is None:
         return None
     found: dict[str, str | None] = {}
     for spec, link in seen.known_links():

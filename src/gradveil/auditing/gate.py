@@ -107,7 +107,7 @@ class AuditGate:
             elif most > bound:
                 end = "" if self.point or most == answer.share else f" at the upper end ({answer.share:.3g} measured)"
                 found.append(f"{asked} is {most:.3g}{end} under {verdict.defense}, above {bound:g}")
-        if self.grade is not None and (verdict.grade is None or verdict.grade > self.grade):
+        if self.grade is not None and verdict.grade not in LETTERS[: LETTERS.index(self.grade) + 1]:
             graded = "not graded" if verdict.grade is None else f"graded {verdict.grade}"
             flags = f" ({', '.join(verdict.flags)})" if verdict.flags else ""
             found.append(f"{verdict.defense} is {graded}{flags}, and {self.grade} is required")

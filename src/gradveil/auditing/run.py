@@ -315,7 +315,7 @@ def _row(cell: Cell, found: list[Reconstruction], seconds: float, judge: Judge |
         strategy=found[0].strategy,
         log={} if prior_only else dict(made.log),
         randomized=made.randomized and not prior_only,
-        asked=len(seen.earlier) + 1,
+        asked=max(len(one.earlier) for one in made.observations) + 1,
         statistics_given=seen.statistics is not None,
         # Whether a client of this recipe has running statistics to send beside its update.
         statistics_sent=seen.recipe is not None and seen.recipe.train_mode and bool(running_statistics(seen.module)),

@@ -85,7 +85,9 @@ class Judge:
         right = [len(truth.labels[part]) * label_accuracy(guess.labels[part], truth.labels[part]) for part in batches]
         known, chance = private.label_counts, None
         if known is not None:
-            chance = sum(size * label_chance(known, size) for size in sizes) / len(truth)
+            alike = {n: [truth.labels[part] for part in batches if part.stop - part.start == n] for n in set(sizes)}
+            chance = sum(n * len(own) * label_chance(known, n, torch.stack(own)) for n, own in alike.items())
+            chance /= len(truth)
         means, line_up = scores.means(), len(private.gallery)
         names = (*MEANS, *own_metrics())
         measured: dict[str, Any] = {name: means.get(name) for name in names}
@@ -155,6 +157,8 @@ def ranked(found: Sequence[Reconstruction], index: Tensor, granted: ImageSet | N
     scores = [one.scores for one in found if one.scores is not None]
     if not scores or granted is None or any(one.candidates != granted.name for one in found):
         return Ranking()
+    if len(scores) < len(found) or any(own.shape != (len(granted),) for own in scores):
+        raise GradveilError(f"the attack did not score each of the {len(granted)} candidates for every update")
     size = len(index) // len(found)
     table = torch.stack(scores)
     own = index.view(len(found), size)

@@ -376,6 +376,18 @@ class Simulation:
         return index, others
 
     @cached_property
+    def set_apart(self) -> Tensor:
+        """Places in the data set of examples that are no candidates: what a server crafts with, which is public.
+
+        From public examples that are candidates as well, a server would know who is not private.
+        """
+        knows, others = threat_model(self.case.threat).knows, self.places[1]
+        if not {Knowledge.CRAFT, Knowledge.PUBLIC_DATA} <= knows:
+            return others[:0]
+        count = min(PUBLIC, len(others) // 2) if Knowledge.CANDIDATES in knows else min(PUBLIC, len(others))
+        return others[len(others) - count :].sort().values
+
+    @cached_property
     def lists(self) -> tuple[Tensor | None, Tensor | None]:
         """Places in the data set of the candidates with the private examples, and of as many without any of them.
 
@@ -385,6 +397,7 @@ class Simulation:
         index, others = self.places
         if Knowledge.CANDIDATES not in threat_model(self.case.threat).knows:
             return None, None
+        others = others[: len(others) - len(self.set_apart)]
         count = len(others) - len(index)
         listed = torch.cat([index, others[:count] if count > 0 else others])
         listed = listed[torch.randperm(len(listed), generator=generator(self.case.seed, "candidates"))]
@@ -494,7 +507,8 @@ class Simulation:
             if crafting is None:
                 seen = replies(honest, range(count))
             else:
-                known = public.last(data, PUBLIC) if Knowledge.PUBLIC_DATA in threat.knows else None
+                unlisted = data.subset(self.set_apart)
+                known = public.last(unlisted, PUBLIC) if Knowledge.PUBLIC_DATA in threat.knows else None
                 server = Server(honest.module, case.model, honest.sent, data.domain, known)
                 asked = [lambda got, question, i=i: replies(got, [i], question)[0] for i in range(count)]
                 seen = interrogate(crafting, server, asked, derive(case.seed, "craft"))

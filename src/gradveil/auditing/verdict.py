@@ -55,10 +55,13 @@ def verdicts(
         worst = max(own, key=_leakage)
         alone = worst.prior_among(rows)
         ceiling, of_run = (ceilings or {}).get(defense, (_NO_CEILING, None))
+        if _passed(ceiling, own):
+            ceiling, of_run = _PASSED, None
         flags = [*worst.flags, *_untried(own, ceiling)]
         grade = privacy_grade(worst.identified_interval, worst.at_random, ceiling.recognised, flags)
         leaks = True if True in above else above[own.index(worst)]
-        labels = _labels(own)
+        labels, member = _labels(own), _members(own)
+        told = member.above_chance or (people and labels.above_chance)  # who took part, or who it is
         verdict = Verdict(
             defense=defense,
             grade=grade,
@@ -68,7 +71,7 @@ def verdicts(
             prior_only_identified=None if alone is None else alone.identified,
             chance=_chance(worst, rows),
             above_chance=leaks,
-            outcome="leaks" if leaks else "holds" if leaks is False and grade in GOOD else "unknown",
+            outcome="leaks" if leaks or told else "holds" if leaks is False and grade in GOOD else "unknown",
             threat=worst.threat,
             adversary=worst.adversary,
             images=worst.images,
@@ -79,7 +82,7 @@ def verdicts(
             round=worst.round,
             rebuilt=_picked(without_candidates(own), own, above, rows, rebuilds=True),
             recognised=_picked([row for row in own if _chooses(row)], own, above, rows, rebuilds=False),
-            member=_members(own),
+            member=member,
             labels=labels,
             ceiling=ceiling,
             ceiling_of_run=of_run,
@@ -97,6 +100,23 @@ _NO_CEILING = CeilingAnswer(
 )
 
 
+_PASSED = CeilingAnswer(
+    why="an attack passed the one that was proved, so that the proof does not fit what clients do",
+    sentence="There is no ceiling: an attack passed the one that was proved, so that the proof does not fit what "
+    "clients do.",
+)
+
+
+def _passed(ceiling: CeilingAnswer, own: Sequence[Row]) -> bool:
+    """Whether attacks found more than the ceiling allows, surely: then it is none, whatever was proved."""
+    for row in own:
+        picked, member = row.identified_interval, None if row.member is None else row.member.interval
+        for found, most in ((picked, ceiling.recognised), (member, ceiling.member)):
+            if found is not None and most is not None and found[0] > most:
+                return True
+    return False
+
+
 def _untried(own: Sequence[Row], ceiling: CeilingAnswer) -> list[str]:
     """What was not tried on a defense: an attack written for each of its links, and one with candidates.
 
@@ -106,7 +126,7 @@ def _untried(own: Sequence[Row], ceiling: CeilingAnswer) -> list[str]:
     proved = ceiling.recognised is not None and _beyond(ceiling.recognised, chance) <= GRADES["privacy"]["B"]
     scored = [row for row in own if row.identified is not None]
     moves = [row.counter_moves for row in scored if row.counter_moves is not None]
-    countered = own[0].defense == "none" or any(None not in each.values() for each in moves)
+    countered = own[0].defense == "none" or any(each and None not in each.values() for each in moves)
     flags = [] if countered or proved else [NO_COUNTER_MOVE]
     return flags if any(_chooses(row) for row in scored) else [*flags, NO_CANDIDATES]
 

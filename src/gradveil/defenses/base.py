@@ -12,6 +12,7 @@ import re
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import combinations
@@ -306,7 +307,7 @@ class Chain(Defense):
 
     @property
     def spec(self) -> str:
-        return "+".join(link.spec for link in self.links)
+        return "+".join(link.spec for link in self.links) if type(self) is Chain else DEFENSES.spec(self)
 
     @property
     def changes_updates(self) -> bool:
@@ -368,18 +369,26 @@ def _changes_gradients(link: Defense) -> bool:
 
 
 def links_of(defense: Defense) -> list[Defense]:
-    """The defenses that a chain is made of, chains in it taken apart too; of any other defense itself."""
-    return [part for link in defense.links for part in links_of(link)] if isinstance(defense, Chain) else [defense]
+    """The defenses that a chain is made of, chains in it taken apart too; of any other defense itself.
+
+    A subclass of Chain is one of those: whatever it does instead is not what its links do.
+    """
+    if type(defense) is not Chain:
+        return [defense]
+    return [part for link in defense.links for part in links_of(link)]
 
 
 def can_remember(defense: Defense) -> bool:
     """Whether an instance can change while it works. A frozen dataclass of plain options cannot."""
-    plain = (bool, int, float, str, tuple, type(None))
+    plain = (bool, int, float, str, type(None))
+
+    def holds(value: object) -> bool:
+        return isinstance(value, plain) or (isinstance(value, tuple) and all(map(holds, value)))
 
     def fixed(link: Defense) -> bool:
         options = getattr(type(link), "__dataclass_params__", None)
         frozen = options is not None and options.frozen
-        return type(link) is Defense or (frozen and all(isinstance(value, plain) for value in vars(link).values()))
+        return (type(link) is Defense or frozen) and all(map(holds, vars(link).values()))
 
     return not all(map(fixed, links_of(defense)))
 
@@ -440,7 +449,10 @@ class DefenseRegistry(Registry[Defense]):
                 raise GradveilError(f"defense {name}: {option} is no text or number, so that no spec can hold it")
             if value != parameter.default:
                 said[option] = value
-        return self.canonical(f"{name}:{','.join(f'{option}={value}' for option, value in said.items())}")
+        spec = self.canonical(f"{name}:{','.join(f'{option}={value}' for option, value in said.items())}")
+        if type(self.build(spec)) is not own:
+            raise GradveilError(f"{own.__name__} calls itself {name}, but that is another defense: register it")
+        return spec
 
     def describe(self, defense: Defense) -> str:
         """The spec of a defense or, where it has no name, the class and its plain options in the same spelling.
@@ -448,14 +460,17 @@ class DefenseRegistry(Registry[Defense]):
         >>> class Halve(Defense): ...
         >>> DEFENSES.describe(Chain([Halve(), none()]))
         'Halve+none'
+
+        A class that is called like another defense is told from it: somebody may have attacked that one by name.
         """
-        if isinstance(defense, Chain):
+        if type(defense) is Chain:
             return "+".join(map(self.describe, defense.links))
-        try:
+        with suppress(GradveilError):
             spec = self.spec(defense)
-        except GradveilError:
-            return describe_object(defense)
-        return describe_object(defense) if ":" in split_spec(spec)[0] else spec
+            if ":" not in split_spec(spec)[0]:
+                return spec
+        described = describe_object(defense)
+        return f"own {described}" if split_spec(described)[0] in self else described
 
     def named_links(self, spec: str, built: Defense | None = None) -> list[tuple[str, Defense | None]]:
         """The links of a defense by spec, built here unless it is at hand; None in the place of an unknown one."""

@@ -73,8 +73,11 @@ def label_accuracy(guess: Tensor, truth: Tensor) -> float:
     return float(torch.minimum(guessed, true).sum()) / len(truth)
 
 
-def label_chance(frequencies: Tensor, size: int) -> float:
+def label_chance(frequencies: Tensor, size: int, batches: Tensor | None = None) -> float:
     """The share of a batch's labels that the best guess without the update gets right, on average over batches.
+
+    ``batches`` [n, size] are labels that were not drawn, such as those of a data set in which classes take turns: there
+    a guess of all classes is always right. What this guess gets of them counts, where it is more.
 
     ``frequencies`` [classes] says how often each label occurs. Of ``size`` labels drawn so, N_c are of class c: a
     binomial number. A guess that holds class c g_c times gets min(g_c, N_c) of them right, on average the sum of
@@ -83,12 +86,20 @@ def label_chance(frequencies: Tensor, size: int) -> float:
 
     >>> label_chance(torch.tensor([5, 3, 2]), 1), round(label_chance(torch.ones(10), 8), 3)
     (0.5, 0.57)
+    >>> label_chance(torch.ones(10), 10, torch.arange(10)[None])
+    1.0
     """
     from scipy.special import bdtrc  # not scipy.stats, which takes a second to load
 
     shares = (frequencies.double() / frequencies.sum()).numpy()[:, None]
     worth = torch.from_numpy(bdtrc(torch.arange(size).numpy(), size, shares))  # [classes, size]: P(N_c > k)
-    return min(1.0, float(worth.flatten().topk(size).values.sum()) / size)
+    drawn = min(1.0, float(worth.flatten().topk(size).values.sum()) / size)
+    if batches is None or size == 1:
+        return drawn
+    guess = picks(-worth.flatten()[None], size).view_as(worth)  # of classes that are worth the same, any
+    counts = torch.stack([torch.bincount(labels, minlength=len(worth)) for labels in batches.cpu()])
+    right = (guess * (torch.arange(size) < counts[:, :, None])).sum(dim=(1, 2))
+    return max(drawn, float(right.mean()) / size)
 
 
 def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:

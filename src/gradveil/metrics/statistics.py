@@ -88,7 +88,7 @@ def luck(picks: Array, truths: npt.NDArray[np.int64], *, seed: int = 0, draws: i
     while left:
         part = min(left, max(1, 2**20 // slots))
         drawn = _injections(rng, part, slots, count)
-        as_good += int((picks[of_update, drawn].sum(axis=1) >= found - 1e-9).sum())
+        as_good += part - int((picks[of_update, drawn].sum(axis=1) < found - 1e-9).sum())  # NaN is as good as any
         left -= part
     return (1 + as_good) / (1 + draws)
 
@@ -172,7 +172,7 @@ def surprise(held: Array, lacking: Array) -> tuple[Array, Array]:
     A score counts as it is, as for an attack that knows how well a true candidate fits, and by how far it stands out of
     its own list, as where noise moves all scores of an update. The rarer of the two counts, for both lists alike.
     """
-    lists = [np.nan_to_num(each.astype(np.float64), nan=1e250, posinf=1e250, neginf=-1e250) for each in (held, lacking)]
+    lists = [np.nan_to_num(each.astype(np.float64), nan=1e250).clip(-1e250, 1e250) for each in (held, lacking)]
     rare = [np.ones(each.shape) for each in lists]
     for views in ([-each for each in lists], [standing_out(each) for each in lists]):
         others = np.sort(views[1].ravel())
