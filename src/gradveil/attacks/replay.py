@@ -33,7 +33,7 @@ from torch import Tensor
 from gradveil.attacks.base import ATTACKS, BUDGETS, Attack, Budget, Reconstruction
 from gradveil.attacks.identify import Identify, RandomChoice, candidates_of, chosen
 from gradveil.attacks.parts.candidate_updates import best_first, group_size, groups, updates_for, with_labels
-from gradveil.attacks.parts.cost import CostMeter
+from gradveil.attacks.parts.cost import CostMeter, TooDearError
 from gradveil.attacks.parts.sketches import (
     LEARNT,
     TINY,
@@ -69,8 +69,6 @@ SECONDS, THOROUGH_SECONDS = 20.0, 200.0
 """That replies may take, as ``CostMeter`` counts them; the second from the thorough budget on."""
 REPLY = 3e-3
 """Seconds that a reply takes besides what torch computes in it."""
-TRIED = 8
-"""Replies whose cost is counted, if the defense serves several clients at once; of others one is."""
 FEW = 3
 """Of so many candidates two replies are compared, to see whether the defense draws random numbers."""
 LEAST_DRAWS = 3
@@ -123,12 +121,14 @@ class BlackBox:
     def _together(self) -> int:
         return group_size(self._one.sent) if self._client.defense.batches_clients else 1
 
-    def affordable(self, sets: Sequence[Sequence[int]], seconds: float) -> int:
-        """How many replies about batches of candidates like these the defense can make in so many seconds."""
-        tried = sets[: min(TRIED, self._together)]
-        with CostMeter() as cost:
-            self.replies(tried, 0)
-        return int(seconds / (REPLY + cost.seconds / len(tried)))
+    def affordable(self, members: Sequence[int], seconds: float, least: int) -> int:
+        """How many replies about so many candidates can be made in so many seconds; 0 if fewer than ``least``."""
+        try:
+            with CostMeter(most=seconds / least) as cost:
+                self.replies([members], 0)
+        except TooDearError:
+            return 0
+        return int(seconds / (REPLY + cost.seconds))
 
     def is_random(self, places: Sequence[int]) -> bool:
         """Whether two replies about the same candidates differ."""
@@ -266,8 +266,9 @@ class Replay(Attack):
         box = BlackBox(client, one, tried.entries, ENTRIES if size == 1 else FEWER_ENTRIES, progress)
         replies = box.sketch(stack([other.reply for other in seen]))
         seconds = THOROUGH_SECONDS if self.budget.restarts >= BUDGETS["thorough"].restarts else SECONDS
-        affordable = box.affordable(_random_sets(len(tried.entries), size, TRIED).tolist(), seconds)
-        if affordable < (2 * LEAST_DRAWS if size == 1 else 2 * KEPT):
+        least = 2 * LEAST_DRAWS if size == 1 else 2 * KEPT
+        affordable = box.affordable(range(size), seconds, least)
+        if affordable < least:
             found = identify.run(seen, seeds=seeds, progress=progress)
             return [replace(other, strategy="a reply is too dear: nothing was run") for other in found]
         if size == 1:
@@ -310,6 +311,8 @@ class Replay(Attack):
             strategy = f"replayed {len(some)} of {count} candidates, {draws} draws each, compared by {way}"
         if scores.shape[1] == count:
             return scores, strategy
+        if len(some) < 2 * len(seen):  # the best for one update would come before the best for another
+            return before, f"{strategy}: too few, ranked by identify"
         behind = before.double().nan_to_num() - before.nan_to_num().amin(dim=1, keepdim=True)
         behind = behind + scores.amax(dim=1, keepdim=True) + 1
         return behind.index_copy(1, torch.tensor(some), scores.double()), strategy

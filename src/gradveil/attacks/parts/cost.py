@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -14,12 +15,20 @@ OPERATION, NUMBER, PRODUCT = 1e-5, 1e-9, 2.5e-11
 convolutions and matrix products."""
 
 
-class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what torch computes. Time would differ from run to run, and with it what an attack can afford."""
+class TooDearError(Exception):
+    """What is counted takes more than it may."""
 
-    def __init__(self) -> None:
+
+class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what torch computes. Time would differ from run to run, and with it what an attack can afford.
+
+    Raises:
+        TooDearError: as soon as it takes more than ``most`` seconds.
+    """
+
+    def __init__(self, most: float = math.inf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seconds = 0.0
+        self.seconds, self._most = 0.0, most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -28,4 +37,6 @@ class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counted = flop_registry.get(func.overloadpacket)
         products = counted(*args, **kwargs, out_val=made) if counted else 0
         self.seconds += OPERATION + NUMBER * numbers + PRODUCT * products
+        if self.seconds > self._most:
+            raise TooDearError
         return made
