@@ -8,26 +8,29 @@ import pytest
 
 import gradveil
 from gradveil import models
+from gradveil.attacks import replay
 from gradveil.auditing import Audit
 from gradveil.data import load
 from naive import HELD_OUT, NAIVE
 
 DATA = load("cifar10-samples")
-IMAGES = 4
+IMAGES, REPLAY = 4, "replay:draws=3"
 MAKERS = {**NAIVE, **HELD_OUT}
 
 
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
-    """One audit of them all, as objects that nobody registered."""
-    result = gradveil.audit(
-        models.build("lenet:init=wide", DATA.domain, seed=0),
-        DATA.batch(range(IMAGES)),
-        defenses=[make() for make in MAKERS.values()],
-        attacks=["identify", "replay"],
-        out=Path(tmp_path_factory.mktemp("naive")) / "audit",
-        progress=False,
-    )
+    """One audit of them all, as objects that nobody registered. With fewer draws and entries than usual it is cheap."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "ENTRIES", 2**13)
+        result = gradveil.audit(
+            models.build("lenet:init=wide", DATA.domain, seed=0),
+            DATA.batch(range(IMAGES)),
+            defenses=[make() for make in MAKERS.values()],
+            attacks=["identify", REPLAY],
+            out=Path(tmp_path_factory.mktemp("naive")) / "audit",
+            progress=False,
+        )
     return result.audit
 
 
@@ -35,7 +38,7 @@ def shares(audit: Audit) -> dict[str, dict[int, float]]:
     """By defense and round, how many private images ``replay`` ranks first."""
     found: dict[str, dict[int, float]] = {}
     for row in audit.rows:
-        if row.attack == "replay" and not row.is_prior:
+        if row.attack == REPLAY and not row.is_prior:
             assert row.candidates is not None
             assert row.candidates >= 90
             found.setdefault(row.defense, {})[row.round or 1] = row.ranked_first or 0.0
