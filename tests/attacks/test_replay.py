@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from gradveil import models
-from gradveil.attacks import Replay
+from gradveil.attacks import BUDGETS, Identify, Replay, replay
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
@@ -57,7 +58,7 @@ class Box(Transform):
 
 def seen(defense: Defense, *, images: int = 8, batch_size: int = 1, recipe: Recipe | None = None) -> list[Observation]:
     recipe = recipe or Recipe()
-    module = models.build("lenet:init=wide", DATA.domain, seed=0)
+    module = defense.on_model(models.build("lenet:init=wide", DATA.domain, seed=0))
     sent = models.trained_parameters(module)
     client = SimulatedClient(module, recipe=recipe, defense=defense)
     found = []
@@ -126,3 +127,75 @@ def test_a_defense_that_is_only_a_name_cannot_be_run() -> None:
 def test_one_draw_is_kept_back() -> None:
     with pytest.raises(GradveilError, match="draws is at least 3"):
         Replay(draws=2)
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("signs", 0.1), ("steps", 0.1), ("noise", 0.4), ("holes", 0.4)])
+def test_a_dear_defense_is_run_on_the_likeliest_candidates(
+    kind: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "SECONDS", seconds)
+    observations, runs, reply = seen(Box(kind=kind), images=4), list[int](), SimulatedClient.reply
+
+    def counted(*args: Any, **options: Any) -> Any:
+        runs.append(1)
+        return reply(*args, **options)
+
+    monkeypatch.setattr(SimulatedClient, "reply", counted)
+    found = Replay()(observations)
+    assert re.match(r"replayed \d+ of 40 candidates, \d draws? each, compared by", found[0].strategy)
+    number, draws = map(int, re.findall(r"\d+", found[0].strategy.replace("of 40", ""))[:2])
+    assert 2 <= number < 40
+    assert len(runs) <= number * draws + 1 + 2 * replay.FEW
+    places = [int((one.scores < one.scores[i]).sum()) for i, one in enumerate(found) if one.scores is not None]
+    assert sum(places) / 4 <= 2, "of 40; by chance 20"
+
+
+def test_too_few_runs_do_not_replace_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six updates and three candidates that can be run: these are not the best for updates that have another best."""
+    monkeypatch.setattr(replay, "SECONDS", 0.1)
+    found = Replay()(seen(Box(kind="noise"), images=6))
+    assert found[0].strategy.endswith("too few, ranked by identify")
+    assert [int(one.scores.argmin()) for one in found if one.scores is not None] == list(range(6))
+
+
+def test_what_was_not_run_ranks_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of the first pass, which is made to be the other way round, decides who is run and who is not."""
+    monkeypatch.setattr(replay, "SECONDS", 0.1)
+    first = -torch.arange(40.0).expand(2, -1)
+    monkeypatch.setattr(Identify, "scores", lambda *_: first)
+    for one in Replay()(seen(Box(kind="turned"), images=2)):
+        assert one.scores is not None
+        run = int(re.findall(r"\d+", one.strategy)[0])
+        assert one.scores.argsort()[:run].sort().values.tolist() == list(range(40 - run, 40))
+        assert one.scores.argsort()[run:].tolist() == list(range(40 - run - 1, -1, -1))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_defense_that_is_too_dear_is_not_run(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "SECONDS", 1e-3)
+    found = Replay()(seen(Box(kind="signs"), images=batch_size, batch_size=batch_size))
+    assert found[0].strategy == "a reply is too dear: nothing was run"
+    assert found[0].scores is not None
+
+
+def test_what_it_affords_is_counted_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "SECONDS", 0.2)
+    observations = seen(Box(kind="noise"), images=2)
+    one, again = Replay()(observations), Replay()(observations)
+    for a, b in zip(one, again, strict=True):
+        assert a.strategy == b.strategy
+        assert a.scores is not None
+        assert b.scores is not None
+        assert torch.equal(a.scores, b.scores)
+
+
+def test_a_larger_budget_affords_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "SECONDS", 0.1)
+    observations = seen(Box(kind="signs"), images=1)
+    assert "of 40" in Replay(BUDGETS["quick"])(observations)[0].strategy
+    assert Replay(BUDGETS["thorough"])(observations)[0].strategy == "replayed, compared by distance"
+
+
+def test_draws_behind_a_layer_leave_what_entered_it() -> None:
+    """PRECODE draws in front of the classifier: gradients differ from draw to draw, directions of features do not."""
+    assert recognised(seen(DEFENSES.build("precode"), images=4)) == 1

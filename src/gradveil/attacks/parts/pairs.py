@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gradveil.attacks.parts.candidate_updates import group_size, groups, updates_for
+from gradveil.attacks.parts.cost import CostMeter
 from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
@@ -36,7 +34,7 @@ FASTEST = 12_000
 SLOWEST = 1_000
 """Pairs at most and at least, where the cost of the defense decides."""
 SECONDS = 25.0
-"""That the replies may take then, if an operation takes 10 microseconds and a number that it makes a nanosecond."""
+"""That the replies may take then, as ``CostMeter`` counts them."""
 SHIFT = 2
 """Pixels by which an image that is used again is moved, at most."""
 
@@ -81,19 +79,6 @@ class Pairs:
     """[n, F]."""
     statistics: Tensor
     """[n, S]."""
-
-
-class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what torch computes. Time would differ from run to run, and with it what is learned."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seconds = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.seconds += 1e-5 + 1e-9 * sum(own.numel() for own in tree_leaves(made) if isinstance(own, Tensor))
-        return made
 
 
 class DefendedClients:
