@@ -16,12 +16,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from gradveil import models
 from gradveil.attacks import Learned
 from gradveil.attacks import learned as attack
+from gradveil.attacks.parts.pairs import make_pairs
 from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
@@ -81,14 +83,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     made, truth = [], DATA.batch(range(len(DATA)))
-    make_pairs = attack.make_pairs
 
     def counted(*args, **options):  # type: ignore[no-untyped-def]
         pairs = make_pairs(*args, **options)
         made.append(len(pairs.labels))
         return pairs
 
-    attack.make_pairs = counted
+    mock.patch.object(attack, "make_pairs", counted).start()
     for name in given.names:
         observations = seen(name, given.model, given.device, given.round)
         started = os.times()

@@ -180,6 +180,21 @@ def test_public_data_hold_nothing_that_the_private_set_holds(monkeypatch: pytest
         Learned(pairs=400)(replace(one, public=lambda _: PublicImages.apart_from(PUBLIC.subset(range(200)))("blots")))
 
 
+def test_the_usual_public_data_are_looked_through_once_and_files_of_the_user_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(public_data, "load", lambda spec: loaded.append(spec) or PUBLIC)
+    public_data._kept_apart.cache_clear()
+    apart = replace(PublicImages.apart_from(PUBLIC.subset(range(10))), usual="usual")
+    sizes = [len(apart(spec)) for spec in (None, "usual", "own", "own")]
+    other = replace(PublicImages.apart_from(PUBLIC.subset(range(20))), usual="usual")
+    assert len(other()) < sizes[0], "other private images, other public ones"
+    public_data._kept_apart.cache_clear()
+    assert loaded == ["usual", "own", "own", "usual"]
+    assert len(set(sizes)) == 1
+
+
 def test_the_usual_public_data_is_the_other_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(public_data, "is_fetched", lambda name: name == "mnist")
     assert public_data.usual_public(SAMPLES) == "mnist:split=train"
