@@ -1,28 +1,36 @@
-"""What `learned` reaches against defenses that nobody wrote a counter-move for: one line of a table for each.
+"""What `learned` reaches against defenses that nobody wrote a counter-move for: one JSON object a line for each.
 
-    python scripts/learned_study.py [--pairs N] [--device cuda] [--model resnet18] [--out FILE] [NAME ...]
+    python scripts/learned_study.py [--pairs N] [--round N] [--device cuda] [--model resnet18] [--out FILE] [NAME ...]
 
 Names are those of tests/naive.py, or specs of defenses. The private images are the 100 CIFAR-10 samples, which are also
-the list; every client has a defense of its own that nobody used before. Seconds are those of one core.
+the list; every client has a defense of its own that nobody used before. Seconds are those of the processor, for
+learning, choosing and rebuilding together.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from gradveil import models
 from gradveil.attacks import Learned
-from gradveil.client import SimulatedClient
+from gradveil.attacks import learned as attack
+from gradveil.attacks.parts.pairs import make_pairs
+from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
 from gradveil.data import load
 from gradveil.data.public import PublicImages
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.metrics import luck, picks, psnr
 from gradveil.threat import Observation, observe, threat_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -36,14 +44,15 @@ def defense_of(name: str) -> Defense:
     return DEFENSES.build(name) if make is None else make()
 
 
-def seen(name: str, model: str, device: str) -> list[Observation]:
+def seen(name: str, model: str, device: str, round_number: int) -> list[Observation]:
     """What is seen of 100 clients with one image each."""
     module = defense_of(name).on_model(models.build(model, DATA.domain, seed=0)).to(device)
     sent, known, found = models.trained_parameters(module), defense_of(name), []
     for place in range(len(DATA)):
         batch = DATA.batch([place]).to(device)
         client = SimulatedClient(module, recipe=Recipe(), defense=defense_of(name))
-        reply = client.reply(sent, batch, Stream.seeded(1, "client", place))
+        streams: list[Callable[[int], Stream]] = [partial(Stream.seeded, 1, "client", place)]
+        (reply,) = replies_in_round(client, sent, [batch], streams, round_number)
         found.append(
             observe(
                 module=module,
@@ -58,6 +67,7 @@ def seen(name: str, model: str, device: str) -> list[Observation]:
                 candidates=DATA,
                 public=PublicImages.apart_from(DATA),
                 threat=threat_model("D"),
+                round_number=round_number,
             )
         )
     return found
@@ -65,28 +75,53 @@ def seen(name: str, model: str, device: str) -> list[Observation]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", default=[*NAIVE, *HELD_OUT])
+    parser.add_argument("names", nargs="*", default=[*NAIVE])
     parser.add_argument("--pairs", type=int)
+    parser.add_argument("--round", type=int, default=1)
     parser.add_argument("--model", default="lenet:init=wide")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    made, truth = [], DATA.batch(range(len(DATA)))
+
+    def counted(*args, **options):  # type: ignore[no-untyped-def]
+        pairs = make_pairs(*args, **options)
+        made.append(len(pairs.labels))
+        return pairs
+
+    mock.patch.object(attack, "make_pairs", counted).start()
     for name in given.names:
-        observations = seen(name, given.model, given.device)
-        started = time.process_time()
+        observations = seen(name, given.model, given.device, given.round)
+        started = os.times()
         chosen = Learned(rank=True, pairs=given.pairs, keep=False)(observations)
         rebuilt = Learned(pairs=given.pairs, keep=False)(observations)
-        seconds = time.process_time() - started
-        first = [int(one.scores.argmin()) == place for place, one in enumerate(chosen) if one.scores is not None]
+        ended = os.times()
+        named = picks(torch.stack([one.scores for one in chosen if one.scores is not None]))
         pictures, labels = torch.cat([one.inputs for one in rebuilt]), torch.cat([one.labels for one in rebuilt])
-        errors = (pictures - DATA.batch(range(len(DATA))).inputs).square().flatten(1).mean(dim=1)
-        psnr, right = float((-10 * errors.log10()).mean()), float((labels == DATA.labels).float().mean())
-        told = f"{chosen[0].strategy} | {seconds:.0f} s | {'yes' if name in HELD_OUT else ''}"
-        line = f"| {name} | {psnr:.1f} dB | {sum(first)}% | {right:.0%} | {told} |"
-        print(line, flush=True)
+        quality = psnr(pictures, truth.inputs)
+        row = {
+            "defense": name,
+            "held_out": name in HELD_OUT,
+            "round": given.round,
+            "model": given.model,
+            "device": given.device,
+            "pairs": made[-1],
+            "images": len(DATA),
+            "recognised": round(float(named.diagonal().mean()), 4),
+            "luck": luck(named.numpy(), torch.arange(len(DATA))[:, None].numpy()),
+            "strategy": chosen[0].strategy,
+            "psnr": round(float(quality.mean()), 2),
+            "psnrs": [round(value, 1) for value in quality.tolist()],
+            "labels_right": round(float((labels == DATA.labels).double().mean()), 4),
+            "seconds_user": round(ended.user - started.user, 1),
+            "seconds_system": round(ended.system - started.system, 1),
+            "seconds_wall": round(ended.elapsed - started.elapsed, 1),
+            "threads": torch.get_num_threads(),
+        }
+        print({key: value for key, value in row.items() if key != "psnrs"}, flush=True)
         if given.out:
             with given.out.open("a") as file:
-                file.write(line + "\n")
+                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

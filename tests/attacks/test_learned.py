@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from gradveil.attacks import Learned, learned
 from gradveil.attacks.parts import decoder
 from gradveil.attacks.parts import pairs as parts
 from gradveil.attacks.parts.pairs import DefendedClients
-from gradveil.client import SimulatedClient
+from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.types import Recipe
@@ -23,6 +26,7 @@ from gradveil.data import MemoryImages, load
 from gradveil.data import public as public_data
 from gradveil.data.public import PublicImages
 from gradveil.defenses import DEFENSES, Defense
+from gradveil.metrics import luck, picks
 from gradveil.threat import Knowledge, Observation, observe, threat_model
 from naive import LowDecimals, PublicMixing, Quantised, Sign, TopWithFeedback
 
@@ -41,6 +45,7 @@ def blurred(count: int) -> MemoryImages:
 
 PUBLIC = blurred(2100)
 PRIVATE = blurred(2140).subset(range(2100, 2140))
+STRANGERS = blurred(2180).subset(range(2140, 2180))
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +57,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     learned._memory.clear()
 
 
-def seen(defense: Defense, *, images: int = 40, batch_size: int = 1, recipe: Recipe | None = None) -> list[Observation]:
+def seen(
+    defense: Defense, *, images: int = 40, batch_size: int = 1, recipe: Recipe | None = None, round_number: int = 1
+) -> list[Observation]:
     recipe = recipe or Recipe()
     module = models.build("lenet:init=wide", PRIVATE.domain, seed=0)
     sent, found = models.trained_parameters(module), []
     client = SimulatedClient(module, recipe=recipe, defense=defense)
     for start in range(0, images, batch_size):
         batch = PRIVATE.batch(range(start, start + batch_size))
-        reply = client.reply(sent, batch, Stream.seeded(1, "client", start))
+        streams = [partial(Stream.seeded, 1, "client", start)]
+        (reply,) = replies_in_round(client, sent, [batch], streams, round_number)
         found.append(
             observe(
                 module=module,
@@ -74,15 +82,17 @@ def seen(defense: Defense, *, images: int = 40, batch_size: int = 1, recipe: Rec
                 candidates=PRIVATE,
                 public=lambda spec: PUBLIC,  # noqa: ARG005
                 threat=threat_model("D"),
+                round_number=round_number,
             )
         )
     return found
 
 
-def recognised(observations: list[Observation]) -> float:
-    found = Learned(rank=True, pairs=PAIRS)(observations)
-    first = [int(one.scores.argmin()) == place for place, one in enumerate(found) if one.scores is not None]
-    return sum(first) / len(observations)
+def recognised(observations: list[Observation], pairs: int = PAIRS) -> tuple[float, float]:
+    """The share that is found in lists of 40, and how likely picks that know nothing find as many."""
+    found = Learned(rank=True, pairs=pairs)(observations)
+    named = picks(torch.stack([one.scores for one in found if one.scores is not None]))
+    return float(named.diagonal().mean()), luck(named.numpy(), torch.arange(len(named))[:, None].numpy())
 
 
 class Zeros(Defense):
@@ -92,21 +102,47 @@ class Zeros(Defense):
         return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
 
 
+class PureNoise(Defense):
+    """Sends what it draws, and nothing of the gradient."""
+
+    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]
+        return {name: step.rng.normal(tensor.shape, tensor) for name, tensor in gradient.items()}
+
+
 @pytest.mark.parametrize("defense", [Sign(), Quantised(bits=2)], ids=["sign", "2 bits"])
 def test_examples_are_recognised_and_rebuilt_through_a_black_box(
     defense: Defense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoder, "STEPS", 150)
     observations = seen(defense)
-    assert recognised(observations) >= 0.5, "chance is 1 in 40"
+    share, by_luck = recognised(observations)
+    assert share >= 0.5, "chance is 1 in 40"
+    assert by_luck < 0.001
     pictures = torch.cat([one.inputs for one in Learned(pairs=PAIRS)(observations)])
     mean = torch.cat([one.inputs for one in Learned(pairs=PAIRS).prior_only()(observations)])  # type: ignore[misc]
     truth = PRIVATE.batch(range(40)).inputs
     assert (pictures - truth).square().mean() < 0.5 * (mean - truth).square().mean()
 
 
-def test_an_update_that_holds_nothing_tells_nothing() -> None:
-    assert recognised(seen(Zeros())) <= 0.15, "chance is 1 in 40"
+@pytest.mark.parametrize("kind", ["zeros", "noise", "somebody else's"])
+def test_an_update_that_holds_nothing_tells_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "STEPS", 150)
+    observations = seen({"zeros": Zeros(), "noise": PureNoise()}.get(kind, Sign()))
+    if kind == "somebody else's":
+        monkeypatch.setitem(globals(), "PRIVATE", STRANGERS)
+        others = seen(Sign())
+        observations = [replace(one, reply=other.reply) for one, other in zip(observations, others, strict=True)]
+    share, by_luck = recognised(observations)
+    assert by_luck > 0.01, f"{share:.0%} of 40 are recognised"
+    if kind == "zeros":
+        assert share == pytest.approx(1 / 40), "all candidates fit alike"
+    if kind != "somebody else's":
+        rebuilt = Learned(pairs=PAIRS)(observations)
+        told = learned._memory.popitem()[1][0].measured
+        assert told[1] < 0.05, "nor does it claim to tell public ones"
+        truth, mean = (PRIVATE.batch(range(40)).inputs, PUBLIC.batch(range(len(PUBLIC))).inputs.mean(0))
+        error = (torch.cat([one.inputs for one in rebuilt]) - truth).square().mean()
+        assert error > 0.95 * (mean - truth).square().mean(), "the mean picture is all that it can draw"
 
 
 def test_it_is_kept_for_defenses_of_ours_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +178,21 @@ def test_public_data_hold_nothing_that_the_private_set_holds(monkeypatch: pytest
     (one,) = seen(Sign(), images=1)
     with pytest.raises(GradveilError, match=r"needs 2,000 public examples .* has 1,\d\d\d"):
         Learned(pairs=400)(replace(one, public=lambda _: PublicImages.apart_from(PUBLIC.subset(range(200)))("blots")))
+
+
+def test_the_usual_public_data_are_looked_through_once_and_files_of_the_user_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(public_data, "load", lambda spec: loaded.append(spec) or PUBLIC)
+    public_data._kept_apart.cache_clear()
+    apart = replace(PublicImages.apart_from(PUBLIC.subset(range(10))), usual="usual")
+    sizes = [len(apart(spec)) for spec in (None, "usual", "own", "own")]
+    other = replace(PublicImages.apart_from(PUBLIC.subset(range(20))), usual="usual")
+    assert len(other()) < sizes[0], "other private images, other public ones"
+    public_data._kept_apart.cache_clear()
+    assert loaded == ["usual", "own", "own", "usual"]
+    assert len(set(sizes)) == 1
 
 
 def test_the_usual_public_data_is_the_other_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +243,20 @@ def test_the_memory_of_a_defense_is_neither_used_nor_changed() -> None:
     assert defense._kept == {}
 
 
+def test_a_defense_with_memory_is_learned_in_the_round_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "STEPS", 150)
+    observations = seen(TopWithFeedback(), round_number=2)
+    inputs, labels = (tensor[:, None] for tensor in vars(PRIVATE.batch(range(3))).values())
+    made = DefendedClients(observations[0], 1).replies(inputs, labels, first=0)
+    first = DefendedClients(replace(observations[0], round_number=1), 1).replies(inputs, labels, first=0)
+    for name, tensor in made.items():  # nothing is drawn, so that they are what the clients themselves sent
+        torch.testing.assert_close(tensor, torch.stack([one.reply[name] for one in observations[:3]]))
+        assert not torch.allclose(tensor, first[name]), "what was left in the first round is in it"
+    share, by_luck = recognised(observations, pairs=600)
+    assert share >= 0.25, "chance is 1 in 40"
+    assert by_luck < 0.001
+
+
 def test_batches_and_several_local_steps_have_a_decoder_too() -> None:
     recipe = Recipe(sends="delta", lr=0.05, epochs=2)
     found = Learned(pairs=400)(seen(Sign(), images=4, batch_size=2, recipe=recipe))
@@ -206,3 +271,31 @@ def test_slow_defenses_get_fewer_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "SLOWEST", 500)
     monkeypatch.setattr(parts, "FASTEST", 1000)
     assert len(parts.make_pairs(one, PUBLIC, 1, None).labels) == 500
+
+
+class SlowAtFirst(Sign):
+    """Takes time, and makes what it keeps for all its copies, when it is used for the first time."""
+
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    def on_gradient(self, gradient, step):  # type: ignore[no-untyped-def]
+        if not self.kept:
+            time.sleep(0.2)
+            self.kept.extend(torch.ones(3) * number for number in range(10_000))
+        return super().on_gradient(gradient, step)
+
+
+def test_operations_decide_how_many_pairs_there_are_and_time_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "FASTEST", 800)
+    monkeypatch.setattr(parts, "SLOWEST", 200)
+    (one,) = seen(Sign(), images=1)
+    batch, clients = PUBLIC.batch(range(parts.TRIED)), DefendedClients(one, 1)
+    with parts.CostMeter() as cost:
+        clients.replies(batch.inputs[:, None], batch.labels[:, None], first=0)
+    slow = replace(one, defense=DEFENSES.describe(SlowAtFirst()), built_defense=SlowAtFirst())
+    for share, expected in ((1.1, 800), (0.9, 400), (0.1, 200)):
+        SlowAtFirst.kept.clear()
+        monkeypatch.setattr(parts, "SECONDS", share * 800 * cost.seconds / parts.TRIED)
+        made = [parts.make_pairs(observed, PUBLIC, 1, None) for observed in (slow, slow, one)]
+        assert [len(pairs.labels) for pairs in made] == [expected] * 3
+        assert torch.equal(made[0].entries, made[1].entries)

@@ -35,7 +35,7 @@ from gradveil.defenses import Defense, links_of
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a change of the code trains other decoders."""
 LEAST_PUBLIC = 2000
 """Public examples below which a decoder learns next to nothing."""

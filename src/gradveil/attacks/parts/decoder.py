@@ -121,20 +121,23 @@ class Decoder(nn.Module):
     def models(self) -> dict[str, Body]:
         return cast("dict[str, Body]", dict(self.bodies.items()))
 
-    def fit_maps(self, pairs: Pairs, rng: torch.Generator) -> Tensor:
-        """Fit the linear maps, and return the standardised entries."""
-        pixels = pairs.inputs.flatten(2).mean(dim=1).float()
-        self.picture_mean = pairs.inputs.flatten(0, 1).flatten(1).float().mean(dim=0)
+    def fit_maps(self, pairs: Pairs, kept: int, rng: torch.Generator) -> Tensor:
+        """Fit the linear maps, and return the standardised entries.
+
+        The first ``kept`` pairs are held out: directions of so many entries fit any pairs, even those of pure noise.
+        """
+        pixels, statistics = pairs.inputs[kept:].flatten(2).mean(dim=1).float(), pairs.statistics[kept:]
+        self.picture_mean = pairs.inputs[kept:].flatten(0, 1).flatten(1).float().mean(dim=0)
         some = pixels[:FITTED] - self.picture_mean
         self.picture_axes = _leading(some, self.sizes.looks, rng)
         looks = (pixels - self.picture_mean) @ self.picture_axes
         deviations = looks.std(dim=0)  # what hardly varies is rounding, and must not count as much as the rest
         self.look_scale = 1 / deviations.clamp(min=float(FAINT * deviations.max()) + 1e-12)
-        self.statistic_mean, self.statistic_scale = pairs.statistics.mean(0), _inverse_deviation(pairs.statistics)
-        self.entry_mean, self.entry_scale = pairs.entries.mean(dim=0), _inverse_deviation(pairs.entries)
+        self.statistic_mean, self.statistic_scale = statistics.mean(0), _inverse_deviation(statistics)
+        self.entry_mean, self.entry_scale = pairs.entries[kept:].mean(dim=0), _inverse_deviation(pairs.entries[kept:])
         entries = pairs.entries.sub_(self.entry_mean).mul_(self.entry_scale).clamp_(-CLIPPED, CLIPPED)
-        along = entries.T @ (looks * self.look_scale)[:, : self.sizes.directions]
-        components = _leading(entries[:FITTED], self.sizes.components, rng)
+        along = entries[kept:].T @ (looks * self.look_scale)[:, : self.sizes.directions]
+        components = _leading(entries[kept : kept + FITTED], self.sizes.components, rng)
         self.reduction = torch.cat([components, F.normalize(along, dim=0)], dim=1)
         return entries
 
@@ -191,13 +194,13 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
     columns, kept = pairs.entries.shape[1], max(2 * LIST, min(HELD_OUT, count // 8))
     sizes = Sizes(
         entries=columns, statistics=pairs.statistics.shape[1], pixels=pixels, classes=classes,
-        components=min(COMPONENTS, columns, FITTED, count), directions=min(DIRECTIONS, LOOKS, pixels, count),
-        looks=min(LOOKS, pixels, FITTED, count),
+        components=min(COMPONENTS, columns, FITTED, count - kept),
+        directions=min(DIRECTIONS, LOOKS, pixels, count - kept), looks=min(LOOKS, pixels, FITTED, count - kept),
     )  # fmt: skip
     with isolated(seed, "learned weights"):
         decoder = Decoder(sizes)
-    reduced = decoder.fit_maps(pairs, rng) @ decoder.reduction
-    decoder.reduced_scale = _inverse_deviation(reduced)
+    reduced = decoder.fit_maps(pairs, kept, rng) @ decoder.reduction
+    decoder.reduced_scale = _inverse_deviation(reduced[kept:])
     decoder, reduced = decoder.to(device), reduced.to(device)
     read = decoder.read(reduced, pairs.statistics.to(device))
     looks = decoder.looks(pairs.inputs.flatten(0, 1).to(device), pairs.labels.flatten().to(device))

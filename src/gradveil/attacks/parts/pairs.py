@@ -100,6 +100,7 @@ class DefendedClients:
 
     def replies(self, inputs: Tensor, labels: Tensor, first: int) -> Params:
         """Of batches [n, size, ...] and [n, size], what each client sends, [n, ...]; draws go by their numbers."""
+        inputs, labels = inputs.clone(), labels.clone()  # a defense may edit what it gets
         if self._one.round_number > 1:
             batches = [Batch(*each) for each in zip(inputs, labels, strict=True)]
             streams = [partial(Stream.seeded, 0, "learned", first + place) for place in range(len(batches))]
@@ -136,6 +137,7 @@ def make_pairs(one: Observation, public: ImageSet, size: int, count: int | None,
     if count is None:
         count = FASTEST
         batch = _drawn(public, TRIED * size, one.domain.classes, rng).to(device)
+        clients.replies(*_cut(batch, size), first=-TRIED)  # not counted: some things are made once and kept
         with CostMeter() as cost:
             clients.replies(*_cut(batch, size), first=-TRIED)
         while count > SLOWEST and count * cost.seconds / TRIED > SECONDS:
