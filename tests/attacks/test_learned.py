@@ -17,6 +17,7 @@ from gradveil import assets, models
 from gradveil.attacks import Learned, learned
 from gradveil.attacks.parts import decoder
 from gradveil.attacks.parts import pairs as parts
+from gradveil.attacks.parts.cost import CostMeter
 from gradveil.attacks.parts.pairs import DefendedClients
 from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.errors import GradveilError
@@ -290,7 +291,7 @@ def test_operations_decide_how_many_pairs_there_are_and_time_does_not(monkeypatc
     monkeypatch.setattr(parts, "SLOWEST", 200)
     (one,) = seen(Sign(), images=1)
     batch, clients = PUBLIC.batch(range(parts.TRIED)), DefendedClients(one, 1)
-    with parts.CostMeter() as cost:
+    with CostMeter() as cost:
         clients.replies(batch.inputs[:, None], batch.labels[:, None], first=0)
     slow = replace(one, defense=DEFENSES.describe(SlowAtFirst()), built_defense=SlowAtFirst())
     for share, expected in ((1.1, 800), (0.9, 400), (0.1, 200)):
