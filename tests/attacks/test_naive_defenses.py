@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import gradveil
 from gradveil import models
-from gradveil.attacks import replay
-from gradveil.auditing import Audit
+from gradveil.attacks import ATTACKS, replay
+from gradveil.auditing import Audit, make_case
+from gradveil.auditing.run import run
+from gradveil.auditing.sources import Simulation
 from gradveil.data import load
 from naive import HELD_OUT, NAIVE
 
@@ -21,17 +22,14 @@ MAKERS = {**NAIVE, **HELD_OUT}
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
     """One audit of them all, as objects that nobody registered. Fewer draws and entries than usual make it cheap."""
+    built = {f"naive {name}": make() for name, make in MAKERS.items()}
+    case = make_case({"images": IMAGES, "threat": "D"})
+    case = case.model_copy(update={"defenses": tuple(built), "attacks": (REPLAY,)})
+    clients = Simulation(case, DATA, lambda: models.build(case.model, DATA.domain, seed=0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "ENTRIES", 2**13)
-        result = gradveil.audit(
-            models.build("lenet:init=wide", DATA.domain, seed=0),
-            DATA.batch(range(IMAGES)),
-            defenses=[make() for make in MAKERS.values()],
-            attacks=[REPLAY],
-            out=Path(tmp_path_factory.mktemp("naive")) / "audit",
-            progress=False,
-        )
-    return result.audit
+        plan = clients.plan(built, {REPLAY: ATTACKS.build(REPLAY)})
+        return run(plan, Path(tmp_path_factory.mktemp("naive")) / "audit")
 
 
 def shares(audit: Audit) -> dict[str, dict[int, float]]:
@@ -45,7 +43,7 @@ def shares(audit: Audit) -> dict[str, dict[int, float]]:
     return dict(zip(MAKERS, (found[verdict.defense] for verdict in audit.verdicts), strict=True))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_naive_defenses_are_recognised_in_long_lists(audit: Audit) -> None:
     found = shares(audit)
     easy = [name for name in MAKERS if max(found[name].values()) > 0.9]
@@ -53,13 +51,13 @@ def test_naive_defenses_are_recognised_in_long_lists(audit: Audit) -> None:
     assert {"secret factors", "random signs by row"} <= set(easy)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_no_naive_defense_gets_a_good_grade(audit: Audit) -> None:
     grades = dict(zip(MAKERS, (verdict.grade for verdict in audit.verdicts), strict=True))
     assert not {name for name, grade in grades.items() if grade in ("A", "B")}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_warm_up_counts_in_its_worst_round(audit: Audit) -> None:
     found = shares(audit)["warm-up"]
     assert found.keys() == {1, 2}
