@@ -179,6 +179,9 @@ class Placed(Attack):
         return found
 
 
+SEEDS = 10
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("habit", ["one after the other", "first", "last"])
 @pytest.mark.parametrize("size", [1, 4])
@@ -188,16 +191,16 @@ def test_a_place_in_the_list_of_candidates_tells_nothing(
     monkeypatch.setitem(ATTACKS._factories, "placed", lambda _budget: Placed(habit))
     fields = {"model": "mlp", "threat": "D", "attacks": ["placed"], "defenses": ["none"], "images": 16}
     right, lucky = 0.0, 0
-    for seed in range(3):
+    for seed in range(SEEDS):
         case = make_case({**fields, "batch_size": size, "seed": seed, "gallery": 40})
         row = run_case(case, tmp_path / f"{seed}").rows[0]
         assert row.candidates == 84
         assert row.ranked_first is not None
         assert row.luck is not None
-        right, lucky = right + row.ranked_first / 3, lucky + (row.luck < 0.05)
+        right, lucky = right + row.ranked_first / SEEDS, lucky + (row.luck < 0.05)
         assert [one.index for one in row.per_image] == list(range(16))
     assert right <= 3 * size / 84, "more than chance"
-    assert lucky <= 1
+    assert lucky <= 2, "in one of twenty at most"
 
 
 class Zeros(Defense):
