@@ -97,7 +97,7 @@ class SimulatedClient:
         """What clients alike reply to one broadcast, each for its own batch: side by side where their defense gains."""
         pairs = zip(batches, rngs, strict=True)
         if self.recipe.sends != "gradient" or not self.defense.batches_clients:
-            return [self.reply(sent, batch, rng, round_number=round_number) for batch, rng in pairs]
+            return [self.start(sent, batch, rng, round_number=round_number).finish() for batch, rng in pairs]
         runs = [self.start(sent, batch, rng, round_number=round_number) for batch, rng in pairs]
         results = [run.request().evaluate() for run in runs]
         steps = [run.step(value) for run, (_, value) in zip(runs, results, strict=True)]

@@ -38,16 +38,16 @@ def replies_in_round(
     They get the same broadcast in all rounds. Where a defense can remember, each client has a copy of it: otherwise one
     would answer with what is left of another one's data.
     """
-    if not can_remember(client.defense):
-        rngs = [own(round_number) for own in streams]
-        return client.replies(sent, batches, rngs, round_number=round_number)
+    remembers = can_remember(client.defense)
+    if client.defense.batches_clients and not remembers:
+        return client.replies(sent, batches, [own(round_number) for own in streams], round_number=round_number)
     found = []
     for batch, own in zip(batches, streams, strict=True):
         alone = copy.copy(client)
         alone.defense = fresh(client.defense)
-        for number in range(1, round_number + 1):
+        for number in range(1 if remembers else round_number, round_number + 1):
             again = Batch(batch.inputs.clone(), batch.labels.clone())  # a defense may edit what it gets
-            reply = alone.reply(sent, again, own(number), round_number=number)
+            reply = alone.start(sent, again, own(number), round_number=number).finish()
         found.append(reply)
     return found
 
