@@ -19,7 +19,7 @@ DRAWS = 20_000
 FALSE_ALARMS = 0.01
 """The share of others that may be taken for members."""
 LEAST_DRAWS, WORK = 4_000, 2**23
-"""So many line-ups are drawn at least, and about so many examples in them; of more examples fewer line-ups."""
+"""At least this many line-ups are drawn, with about this many examples in all: of more examples fewer line-ups."""
 
 
 def interval(

@@ -36,7 +36,7 @@ class ShownAnswer:
     chance: float | None
     ceiling: float | None
     outcome: str
-    """``leaks`` above chance, ``holds`` where the verdict says so, else ``unknown``."""
+    """``leaks`` above chance, ``holds`` where the verdict does, else ``unknown``."""
     words: str
 
     def brief(self) -> str:
