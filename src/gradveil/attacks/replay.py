@@ -13,7 +13,7 @@ update is learnt from its own replies about candidates, in several ways:
 
 Which way fits is tried out: a reply of each candidate is kept back, and the way counts that names most of them. The
 truth has no part in that. A defense that draws nothing needs one reply of each candidate, and the distance to it. Of
-noise on a gradient, clipped or not, the likelihood is known exactly, and nothing has to be run.
+noise on a gradient, clipped or not, and of a bare gradient the likelihood is known exactly, and nothing has to be run.
 
 A reply may be dear. What one costs is counted, and where the budget does not reach for all candidates, those are run
 that ``identify`` ranks best.
@@ -319,6 +319,7 @@ class Replay(Attack):
 
 
 def _exactly_known(links: Sequence[Defense]) -> bool:
-    """Whether the likelihood through all links is known: some noise, and nothing but noise and clipping."""
-    noisy = any(isinstance(link, Noise | DP) for link in links)
-    return noisy and all(type(link) in (*EXACT, Defense) for link in links)
+    """Whether the likelihood through all links is known: no defense, or noise with nothing but clipping beside it."""
+    acting = [type(link) for link in links if type(link) is not Defense]
+    noisy = any(issubclass(link, Noise | DP) for link in acting)
+    return not acting or (noisy and all(link in EXACT for link in acting))
