@@ -59,17 +59,17 @@ class NullAudit:
 
 
 @cache
-def network(model: str, data: str, seed: int, device: str) -> tuple[ImageSet, nn.Module]:
-    """One for all audits: attacks search together in updates of one module alone."""
+def network(model: str, data: str, seed: int, device: str) -> tuple[ImageSet, nn.Module, Params]:
+    """One for all audits: attacks search together in updates of one module and one broadcast alone."""
     images = load(data)
-    return images, models.build(model, images.domain, seed=seed).to(device)
+    module = models.build(model, images.domain, seed=seed).to(device)
+    return images, module, models.trained_parameters(module)
 
 
 def null_audit(options: argparse.Namespace, number: int, device: str) -> NullAudit:
     threat = threat_model("D")
-    data, module = network(options.model, options.data, options.seed, device)
-    sent, client = models.trained_parameters(module), SimulatedClient(module, recipe=Recipe())
-    size = options.batch_size
+    data, module, sent = network(options.model, options.data, options.seed, device)
+    client, size = SimulatedClient(module, recipe=Recipe()), options.batch_size
     each = min(EACH, len(data) // (4 * size))  # as many others in the list, and as many again who are not in it
     order = torch.randperm(len(data), generator=generator(options.seed, "null", number))
     listed, outside = order[: -each * size][:MOST], order[-each * size :]
