@@ -88,8 +88,8 @@ def page() -> str:
     lines = [
         "# What the papers claim, and what we found",
         "",
-        "Every claim of the four papers that Gradveil builds on, one a row. A verdict is on the setting in its row, not",
-        "on the paper as a whole. Rows are the files that the figures come from.",
+        "Every claim of the four papers that Gradveil builds on, one a row. A verdict is on the setting in its row,",
+        "not on the paper as a whole. Rows are the files that the figures come from.",
         "",
         *(f"- *{name}*: {meaning}." for name, meaning in VERDICTS.items()),
         "",
