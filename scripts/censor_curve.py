@@ -3,7 +3,8 @@
     python scripts/censor_curve.py --device cuda --model lenet:init=wide --kind fresh --replies 1,4,16,64,256 \
         --images 20 --out rows.jsonl
 
-``fresh``: a server sends weights of its own making with every question. ``same``: it asks about the honest model again.
+``fresh``: a server sends weights of its own making with every question; ``open``: such that rectifiers do not switch.
+``same``: it asks about the honest model again.
 ``training``: an observer keeps replies of honest rounds, between which others train the model. Private images are
 spread over the 100 shipped samples; each rebuilt one is looked up among all 100. ``--labels-only`` asks for labels.
 """
@@ -15,6 +16,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,9 +62,8 @@ def broadcasts(options: argparse.Namespace, module: torch.nn.Module, count: int)
         for number in range(1, count):
             path.append(trained(model, path[-1], options.between, options.device, number, options.rate))
         return path
-    attack = ATTACKS.build(
-        f"informed:replies={max(2, count)},weights={'fresh' if options.kind == 'fresh' else 'honest'}"
-    )
+    weights = "honest" if options.kind == "same" else options.kind
+    attack = ATTACKS.build(f"informed:replies={max(2, count)},weights={weights}")
     server = Server(module, options.model, sent, DATA.domain)
     asked = [attack.craft(server, [None] * number, 0) for number in range(count)]  # type: ignore[list-item]
     return [crafted.sent for crafted in asked if crafted is not None]
@@ -122,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="lenet:init=wide")
-    parser.add_argument("--kind", choices=["fresh", "same", "training"], default="fresh")
+    parser.add_argument("--kind", choices=["fresh", "open", "same", "training"], default="fresh")
     parser.add_argument("--defense", default="censor")
     parser.add_argument("--replies", default="1,4,16,64,256")
     parser.add_argument("--images", type=int, default=20, help="clients, each with one batch")
@@ -135,23 +136,29 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--labels-only", action="store_true")
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--seconds", type=float, default=3600, help="no point is begun that would end after so many")
+    parser.add_argument("--out", type=Path, default=None, help="a file of rows; points that it holds are not run again")
     options = parser.parse_args()
-    counts = [int(count) for count in options.replies.split(",")]
-    started = time.perf_counter()
+    begun = time.perf_counter()
+    lines = options.out.read_text().splitlines() if options.out is not None and options.out.exists() else []
+    known = [json.loads(line) for line in lines]
+    wanted = [point(options, int(count)) for count in options.replies.split(",")]
+    counts = [row["replies"] for row in wanted if not any(row.items() <= other.items() for other in known)]
+    if not counts:
+        return
     with without_tf32():
         seen = asked_for(options, max(counts))
-    print(f"{max(counts)} replies of {len(seen)} clients in {time.perf_counter() - started:.1f} s", flush=True)
+    print(f"{max(counts)} replies of {len(seen)} clients in {time.perf_counter() - begun:.1f} s", flush=True)
     private = (STRIDE * torch.arange(len(seen) * options.batch_size) % 100).view(len(seen), -1)
     true = DATA.labels[private]
+    each = 0.0
     for count in counts:
         kept = [replace(mine[count - 1], earlier=tuple(mine[: count - 1])) for mine in seen]
         started = time.perf_counter()
-        row = {
-            "model": options.model, "kind": options.kind, "defense": options.defense, "replies": count,
-            "images": len(seen), "batch_size": options.batch_size, "threat": options.threat, "trained": options.trained,
-            "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-        }  # fmt: skip
+        if started - begun + each * count > options.seconds:
+            print(f"{count} replies would take {each * count:.0f} s: left out", flush=True)
+            break
+        row = point(options, count)
         with without_tf32():
             if options.labels_only:
                 labels = infer_labels([replace(one, labels=None) for one in kept], options.batch_size).cpu()
@@ -167,10 +174,22 @@ def main() -> None:
             "labels_right": round(right_labels(labels, true), 4),
             "seconds": round(time.perf_counter() - started, 1),
         }
+        each = (time.perf_counter() - started) / count
         print(json.dumps(row), flush=True)
         if options.out is not None:
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+
+
+def point(options: argparse.Namespace, count: int) -> dict[str, Any]:
+    """What tells one point of a curve from others."""
+    asked_labels = {"labels_only": True} if options.labels_only else {"iterations": options.iterations}
+    return {
+        "model": options.model, "kind": options.kind, "defense": options.defense, "replies": count,
+        "images": options.images, "batch_size": options.batch_size, "threat": options.threat,
+        "trained": options.trained, "restarts": options.restarts, "seed": options.seed, **asked_labels,
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+    }  # fmt: skip
 
 
 def scored(inputs: torch.Tensor, private: torch.Tensor, device: str) -> dict[str, object]:

@@ -10,6 +10,7 @@ import torch
 
 from gradveil.attacks.base import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.parts.counter import AGAINST, BatchedMoves, CounterMove, CounterMoves
+from gradveil.attacks.parts.open_switches import with_open_switches
 from gradveil.attacks.pixels import InvertingGradients
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
@@ -46,8 +47,9 @@ class Informed(InvertingGradients):
 
     replies: int = 1
     """How often each client is asked for the same data; more than once takes the power to."""
-    weights: Literal["honest", "fresh"] = "honest"
-    """What is sent when a client is asked again: the honest model, or one with fresh weights, which is a craft."""
+    weights: Literal["honest", "fresh", "open"] = "honest"
+    """What is sent when a client is asked again: the honest model, or one with fresh weights, which is a craft; or each
+    time fresh weights with which rectifiers do not switch."""
     aware: ClassVar[bool] = True  # type: ignore[misc]
     draws: ClassVar[int] = 0  # type: ignore[misc]
     title = "informed"
@@ -60,7 +62,9 @@ class Informed(InvertingGradients):
     @property
     def requires(self) -> frozenset[Knowledge]:  # type: ignore[override]
         again = {Knowledge.ASK_AGAIN} if self.replies > 1 else set()
-        return InvertingGradients.requires | again | ({Knowledge.CRAFT} if again and self.weights == "fresh" else set())
+        return (
+            InvertingGradients.requires | again | ({Knowledge.CRAFT} if again and self.weights != "honest" else set())
+        )
 
     @property
     def across_broadcasts(self) -> bool:
@@ -83,13 +87,15 @@ class Informed(InvertingGradients):
         asked = len(history)
         if asked >= self.replies:
             return None
-        if self.weights == "honest" or asked == 0:
+        if self.weights == "honest" or (asked == 0 and self.weights == "fresh"):
             return Crafted(server.module, server.model, server.sent, ())
         rng = generator(seed, "fresh weights", asked)
         sent = {
             name: tensor.flatten()[torch.randperm(tensor.numel(), generator=rng).to(tensor.device)].view_as(tensor)
             for name, tensor in server.sent.items()
         }
+        if self.weights == "open":
+            sent = with_open_switches(server.module, sent, server.domain)
         return Crafted(server.module, server.model, sent, tuple(sent))
 
     def prior_only(self) -> Attack | None:

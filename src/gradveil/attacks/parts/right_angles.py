@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, jvp, vmap
+from torch.func import grad, jacrev, vmap
 
 from gradveil.attacks.base import Reconstruction
+from gradveil.attacks.parts.gradient_rows import SlopedSwitches, gradient_rows
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Task
 from gradveil.core.seeding import generator
 from gradveil.core.trees import stack
 from gradveil.core.types import Params
 from gradveil.domains import Images
+from gradveil.engine import rules, shared_gradients
+from gradveil.engine.network import SharedNetwork
 from gradveil.models import Functional
 from gradveil.threat.observation import Observation
 
@@ -36,8 +40,9 @@ STEPS = 20
 """More steps find nothing more."""
 _TRIES = 5
 """How often a step that makes things worse is shortened."""
-_SOFTEST, _HARDEST = 1.0, 1e-6
-"""The variance that equations are given at the first and at the last step."""
+_UNFORESEEN, _SOFTEST, _HARDEST = 0.1, 1.0, 1e-6
+"""The variance of equations as a share of their mean square, and its bounds."""
+_NARROWEST, _MOST_DAMPED = 1e-3, 30.0
 _NORM_WEIGHT = 3.0
 """By how much the log of a norm counts more than a right angle in units of chance."""
 _FLATTEST = 0.3
@@ -46,8 +51,10 @@ _CHROMA = (1.0, 0.12, 0.04)
 """Power of brightness, of red against blue, and of green against both, as in photographs."""
 _ROOM = {"cpu": 2**28, "cuda": 2**34}
 """Bytes that the derivatives of equations may take on the way, about."""
+_ROWS = {"cpu": 64, "cuda": 1024}
+"""Rows times examples that go back through a large model at once."""
 _LARGE = 1_000_000
-"""Parameters from which on equations are differentiated tensor by tensor."""
+"""Parameters from which on equations are differentiated layer by layer, in plain batches."""
 _TINY = 1e-30
 
 
@@ -77,18 +84,17 @@ def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
     groups = list(alike.values())
     if len({len(group) for group in groups}) > 1:
         groups = [[number] for number in range(len(each[0]))]
-    rows = [
-        [stack([_pieces(exchanges[number].reply, whole=whole) for number in group]) for group in groups]
-        for exchanges in each
-    ]
-    replies = stack([stack(row) for row in rows])  # [N, T, R, n]
-    norms = {name: tensor.norm(dim=-1) for name, tensor in replies.items()}
-    directions = {
-        name: _compressed(tensor / (norms[name][..., None] + _TINY)) * math.sqrt(tensor.shape[-1])
-        for name, tensor in replies.items()
-    }
-    sent = stack([each[0][group[0]].sent for group in groups])
-    return Exchanges(sent, directions, {name: tensor.amax(dim=-1) for name, tensor in norms.items()})
+    rows = [[_pieces(exchange.reply, whole=whole) for exchange in exchanges] for exchanges in each]
+    directions, norms = dict[str, Tensor](), dict[str, Tensor]()
+    for name in rows[0][0]:  # one by one: all replies of a large model fit into memory twice, hardly more often
+        replies = torch.stack(
+            [torch.stack([torch.stack([row[number][name] for number in group]) for group in groups]) for row in rows]
+        )
+        lengths = replies.norm(dim=-1)
+        units = _compressed(replies.div_(lengths[..., None] + _TINY))
+        directions[name] = units.mul_(math.sqrt(replies.shape[-1]))
+        norms[name] = lengths.amax(dim=-1)
+    return Exchanges(stack([each[0][group[0]].sent for group in groups]), directions, norms)
 
 
 def _pieces(update: Params, *, whole: bool) -> Params:
@@ -145,6 +151,8 @@ class Equations:
     pictures: SmoothPictures
     with_norms: bool
     whole: bool
+    networks: tuple[SharedNetwork, ...] = ()
+    """Of a large model, one for each broadcast."""
 
     def of_one(self, code: Tensor, labels: Tensor, sent: Params, directions: Params, norms: Params) -> Tensor:
         """The residuals of one problem at one broadcast, a vector."""
@@ -182,20 +190,22 @@ class Equations:
         """So many broadcasts at once that ``each`` bytes of them fit; of large models one."""
         total = len(next(iter(self.exchanges.sent.values())))
         some = max(1, _ROOM[self.labels.device.type] // max(1, each * len(self.labels)))
-        some = 1 if self._large else some  # large layers of several models at once are slow
+        some = 1 if self.large else some  # large layers of several models at once are slow
         return [slice(start, start + some) for start in range(0, total, some)]
 
     def residuals(self, codes: Tensor) -> Tensor:
         """[N, equations]."""
         with torch.no_grad():
+            if self.networks:
+                return torch.cat([self.through(codes, number)[0] for number in range(len(self.networks))], dim=1)
             parts = [self._over_all(self.of_one, codes, some) for some in self._chunks(4 * self._bytes)]
             return torch.cat(parts, dim=1).flatten(1)
 
-    def linearised(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals [N, equations] and their derivatives [N, equations, unknowns]."""
-        if self._large and not self.whole:
-            parts = [self.by_tensor(codes, number) for number in range(len(next(iter(self.exchanges.sent.values()))))]
-            values, slopes = (torch.cat(both, dim=1) for both in zip(*parts, strict=True))
+    def linearised(self, codes: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals [N, equations] and their derivatives [N, equations, unknowns], at these widths [N] of switches."""
+        if self.networks:
+            each = [self.through(codes, number, widths) for number in range(len(self.networks))]
+            values, slopes = (torch.cat(both, dim=1) for both in zip(*each, strict=True))
             return values, slopes
 
         def both(code: Tensor, *given: object) -> tuple[Tensor, Tensor]:
@@ -208,58 +218,62 @@ class Equations:
         slopes, values = (torch.cat(both, dim=1) for both in zip(*parts, strict=True))
         return values.flatten(1), slopes.reshape(len(codes), -1, codes[0].numel())
 
-    def by_tensor(self, codes: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """The same for one broadcast, tensor by tensor: quicker for large models.
-
-        How the product of a gradient and a direction changes with the unknowns is how their own gradient of the loss
-        changes along that direction. If one tensor alone moves, all other layers keep the same weights for all rows.
-        """
-        sent = {name: part[number] for name, part in self.exchanges.sent.items()}
-
-        def loss(params: Params, code: Tensor, labels: Tensor) -> Tensor:
-            inputs = self.pictures.decode(code)
-            return self.model.loss(self.one.loss, {**sent, **params}, inputs, labels)
-
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0))(sent, codes, self.labels)
-        values, slopes = list[Tensor](), list[Tensor]()
-        at_once = max(1, _ROOM[codes.device.type] // (4 * self._bytes * len(codes)))
-        for name in self.one.reply:
-            weight, gradient = sent[name], gradients[name].flatten(1)
-            length = (gradient.square().sum(dim=1, keepdim=True) + _TINY).sqrt()
-            rows, norm = self.exchanges.directions[name][:, number], self.exchanges.norms[name][:, number, None]
-            there = norm > 0
-
-            def change(
-                code: Tensor, labels: Tensor, along: Tensor, name: str = name, weight: Tensor = weight
-            ) -> Tensor:
-                def moved(tensor: Tensor) -> Tensor:
-                    slope: Tensor = grad(loss, argnums=1)({name: tensor}, code, labels)
-                    return slope
-
-                found: Tensor = jvp(moved, (weight,), (along.view_as(weight),))[1]
-                return found
-
-            along = torch.cat([rows, (gradient / length)[:, None]], dim=1)
-            of_rows = vmap(change, in_dims=(None, None, 0), chunk_size=at_once)
-            moves = vmap(of_rows)(codes, self.labels, along).flatten(2)
-            angles = (rows @ gradient[..., None])[..., 0] / length
-            turned = (moves[:, :-1] - angles[..., None] * moves[:, -1:]) / length[..., None]
-            values.append(torch.where(there, angles, 0))
-            slopes.append(torch.where(there[..., None], turned, 0))
-            if self.with_norms:
-                ratio = length / torch.where(there, norm, 1)
-                values.append(torch.where(there, _NORM_WEIGHT * ratio.log(), 0))
-                slopes.append(torch.where(there[..., None], _NORM_WEIGHT * moves[:, -1:] / length[..., None], 0))
-        return torch.cat(values, dim=1), torch.cat(slopes, dim=1)
+    def through(self, codes: Tensor, number: int, widths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The same for one broadcast, layer by layer; derivatives only if the ``widths`` of switches are given."""
+        codes = codes.detach().requires_grad_()
+        with torch.enable_grad(), nullcontext() if widths is None else SlopedSwitches(widths):
+            inputs = self.pictures.decode(codes.flatten(0, 1)).view_as(codes)
+            passed = self.networks[number].differentiate(self.one.loss, inputs, self.labels, again=widths is not None)
+        values, directions = list[Tensor](), list[Params]()
+        for call in passed.calls:
+            along = Params()
+            assert call.layer is not None
+            assert call.inputs is not None
+            with torch.no_grad():
+                own = rules.gradients(call.layer, call.inputs, call.output_gradient, passed.problems)
+            for name, path in call.parameters.items():
+                if path not in self.one.reply:
+                    continue
+                gradient = own[name].flatten(1)
+                length = (gradient.square().sum(dim=1, keepdim=True) + _TINY).sqrt()
+                rows, norm = self.exchanges.directions[path][:, number], self.exchanges.norms[path][:, number, None]
+                there, unit = norm > 0, gradient / length
+                angles = torch.where(there, (rows @ unit[..., None])[..., 0], 0)
+                values.append(angles)
+                if self.with_norms:
+                    values.append(torch.where(there, _NORM_WEIGHT * (length / torch.where(there, norm, 1)).log(), 0))
+                if widths is not None:
+                    turns = (rows - angles[..., None] * unit[:, None]) / length[..., None]
+                    grows = _NORM_WEIGHT * (unit / length)[:, None]
+                    both = torch.cat([turns, grows], dim=1) if self.with_norms else turns
+                    along[name] = torch.where(there[..., None], both, 0).transpose(0, 1).reshape(-1, *own[name].shape)
+            directions.append(along)
+        if widths is None:
+            return torch.cat(values, dim=1), codes.new_empty(0)
+        at_once = max(1, _ROWS[codes.device.type] // self.labels.numel())
+        return torch.cat(values, dim=1), gradient_rows(passed, directions, codes, at_once).flatten(2)
 
     @property
-    def _large(self) -> bool:
+    def large(self) -> bool:
         return sum(part[0].numel() for part in self.exchanges.sent.values()) >= _LARGE
 
     @property
     def _bytes(self) -> int:
         """Of one gradient and of what a small network remembers of one pass."""
         return 4 * (sum(part[0].numel() for part in self.exchanges.sent.values()) + 16 * self.labels.shape[1] * 3072)
+
+
+def networks_of(equations: Equations) -> tuple[SharedNetwork, ...]:
+    """For each broadcast of a large model; none where its layers forbid that."""
+    one, sent = equations.one, equations.exchanges.sent
+    trained = one.recipe is not None and one.recipe.train_mode
+    if not equations.large or equations.whole or trained:
+        return ()
+    shape, classes = one.domain.shape, one.domain.classes
+    if shared_gradients(one.module, one.sent, one.loss, train_mode=False, shape=shape, classes=classes) is None:
+        return ()
+    each = [{name: part[number] for name, part in sent.items()} for number in range(len(next(iter(sent.values()))))]
+    return tuple(SharedNetwork(one.module, own, train_mode=False) for own in each)
 
 
 class Solved(NamedTuple):
@@ -273,57 +287,57 @@ class Solved(NamedTuple):
 def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved:
     """Levenberg and Marquardt's steps towards the most likely codes, all problems together.
 
-    With residuals r and derivatives J it minimises |r|^2 / s + |z|^2; s falls from step to step. Each problem has a
-    damping of its own, which grows where a step made things worse and falls where it did not.
+    With residuals r and derivatives J it minimises |r|^2 / s + |z|^2. The variance s is a share of what the residuals
+    are at present: that much of them straight lines do not foresee. Each problem has a damping of its own, which grows
+    where a step made things worse and falls where it did not.
     """
-    damping = codes.new_ones(len(codes))
-    trace = list[Tensor]()
+    damping = codes.new_zeros(len(codes))
+    there = equations.residuals(codes)
+    trace = [_costs(there, codes, _HARDEST)]
     for step in range(steps):
-        softness = _SOFTEST * (_HARDEST / _SOFTEST) ** (step / max(1, steps - 1))
-        residuals, slopes = equations.linearised(codes)
-        costs, hard = _costs(residuals, codes, softness), _costs(residuals, codes, _HARDEST)
-        trace += [] if trace else [hard]
+        misfit = there.square().mean(dim=1)
+        softness = (_UNFORESEEN * misfit).clamp(_HARDEST, _SOFTEST)
+        residuals, slopes = equations.linearised(codes, misfit.clamp(_NARROWEST, 1))
+        costs = _costs(residuals, codes, softness)
         waiting = torch.ones_like(costs, dtype=torch.bool)
         for _ in range(_TRIES):
             moved = codes + _step(residuals, slopes, codes, softness, damping).view_as(codes)
-            there = equations.residuals(moved)
-            after = _costs(there, moved, softness)
-            better = waiting & (after < costs)
+            found = equations.residuals(moved)
+            better = waiting & (_costs(found, moved, softness) < costs)
             codes = torch.where(better.view(-1, *[1] * (codes.dim() - 1)), moved, codes)
-            costs = torch.where(better, after, costs)
-            hard = torch.where(better, _costs(there, moved, _HARDEST), hard)
-            damping = torch.where(better, (damping / 3).clamp(min=1e-3), torch.where(waiting, damping * 4, damping))
+            there = torch.where(better[:, None], found, there)
+            damping = torch.where(better, damping / 4, torch.where(waiting, damping * 4 + 1, damping))
             waiting = waiting & ~better
             if not bool(waiting.any()):
                 break
-        damping = damping.clamp(max=1e3)
-        trace.append(hard)
+        damping = damping.clamp(max=_MOST_DAMPED)
+        trace.append(_costs(there, codes, _HARDEST))
         task.advance(len(codes))
-        task.note(f"step {step + 1} of {steps}, cost {float(costs.mean()):.3g}")
-    return Solved(codes, _costs(equations.residuals(codes), codes, _HARDEST), torch.stack(trace))
+        task.note(f"step {step + 1} of {steps}, misfit {float(there.square().mean()):.3g}")
+    return Solved(codes, trace[-1], torch.stack(trace))
 
 
-def _costs(residuals: Tensor, codes: Tensor, softness: float) -> Tensor:
+def _costs(residuals: Tensor, codes: Tensor, softness: Tensor | float) -> Tensor:
     """[N]; infinity where something is not finite."""
     found = residuals.double().square().sum(dim=1) / softness + codes.double().flatten(1).square().sum(dim=1)
     return found.nan_to_num(nan=math.inf)
 
 
-def _step(residuals: Tensor, slopes: Tensor, codes: Tensor, softness: float, damping: Tensor) -> Tensor:
+def _step(residuals: Tensor, slopes: Tensor, codes: Tensor, softness: Tensor, damping: Tensor) -> Tensor:
     """[N, unknowns]: the step of (J'J / s + (1 + damping) I) d = -(J'r / s + z), in the smaller of the two forms."""
     found = []
-    for residual, slope, code, more in zip(residuals, slopes, codes.flatten(1), damping, strict=True):
-        wide, weight = slope.double(), 1 + more.double()
-        right = -(wide.T @ residual.double() / softness + code.double())
+    for residual, slope, code, soft, more in zip(residuals, slopes, codes.flatten(1), softness, damping, strict=True):
+        wide, weight, variance = slope.double(), 1 + more.double(), soft.double()
+        right = -(wide.T @ residual.double() / variance + code.double())
         few = min(wide.shape)
         product = wide @ wide.T if len(wide) == few else wide.T @ wide
-        product.diagonal().add_(weight * softness)
+        product.diagonal().add_(weight * variance)
         factor, _ = torch.linalg.cholesky_ex(product)
         if len(wide) == few:
             inner = torch.cholesky_solve((wide @ right)[:, None], factor)[:, 0]
             step = (right - wide.T @ inner) / weight
         else:
-            step = torch.cholesky_solve(softness * right[:, None], factor)[:, 0]
+            step = torch.cholesky_solve(variance * right[:, None], factor)[:, 0]
         found.append(step.to(slope.dtype))
     return torch.stack(found)
 
@@ -344,15 +358,16 @@ def rebuild(
     if not isinstance(one.domain, Images):
         raise GradveilError("right angles are solved for images alone")
     pictures = SmoothPictures(one.domain, labels.device)
-    exchanges = exchanges_of(seen, whole=whole)
-    repeated = exchanges._replace(
-        directions={name: part.repeat_interleave(restarts, dim=0) for name, part in exchanges.directions.items()},
-        norms={name: part.repeat_interleave(restarts, dim=0) for name, part in exchanges.norms.items()},
-    )
-    model = Functional(one.module, train_mode=one.recipe.train_mode if one.recipe is not None else False)
     equations = Equations(
-        model, one, repeated, labels.repeat_interleave(restarts, dim=0), pictures, with_norms=with_norms, whole=whole
+        Functional(one.module, train_mode=one.recipe.train_mode if one.recipe is not None else False),
+        one,
+        exchanges_of([each for each in seen for _ in range(restarts)], whole=whole),
+        labels.repeat_interleave(restarts, dim=0),
+        pictures,
+        with_norms=with_norms,
+        whole=whole,
     )
+    equations = replace(equations, networks=networks_of(equations))
     rngs = [generator(seed, "right angles", restart) for seed in seeds for restart in range(restarts)]
     shape = (count, *one.domain.shape)
     starts = torch.stack([_FLATTEST * torch.randn(shape, generator=rng) for rng in rngs]).to(labels.device)
