@@ -6,7 +6,7 @@ What defenses cost is read off saved trainings, here as well. Nothing here loads
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -58,7 +58,8 @@ def verdicts(
         if _passed(ceiling, own):
             ceiling, of_run = _PASSED, None
         flags = [*worst.flags, *_untried(own, ceiling)]
-        grade = privacy_grade(worst.identified_interval, worst.at_random, ceiling.recognised, flags)
+        interval = _reaching(worst, own, lambda row: row.identified_interval)
+        grade = privacy_grade(interval, worst.at_random, ceiling.recognised, flags)
         leaks = True if True in above else above[own.index(worst)]
         labels, member = _labels(own), _members(own)
         told = member.above_chance or (people and labels.above_chance)  # who took part, or who it is
@@ -67,7 +68,7 @@ def verdicts(
             grade=grade,
             attack=worst.attack,
             identified=worst.identified,
-            identified_interval=worst.identified_interval,
+            identified_interval=interval,
             prior_only_identified=None if alone is None else alone.identified,
             chance=_chance(worst, rows),
             above_chance=leaks,
@@ -154,7 +155,7 @@ def _picked(
     return Answer(
         attack=worst.attack,
         share=worst.identified,
-        interval=worst.identified_interval,
+        interval=_reaching(worst, asked, lambda row: row.identified_interval),
         chance=worst.at_random if chance is None else chance,
         above_chance=above[own.index(worst)],
         sentence=f"{count} of {worst.images} private images {'was' if count == 1 else 'were'} {done} {name} {tail}.",
@@ -174,7 +175,7 @@ def _members(own: Sequence[Row]) -> Answer:
     return Answer(
         attack=best.attack,
         share=found.found,
-        interval=found.interval,
+        interval=_reaching(best, own, lambda row: None if row.member is None else row.member.interval),
         chance=FALSE_ALARMS,
         above_chance=best_above([row for row, _ in asked], member_luck, best),
         sentence=f"{counted} {alarms} among {found.others} others{ahead}.",
@@ -194,7 +195,7 @@ def _labels(own: Sequence[Row]) -> Answer:
     return Answer(
         attack=best.attack,
         share=best.label_accuracy,
-        interval=best.label_interval,
+        interval=_reaching(best, asked, lambda row: row.label_interval),
         chance=best.label_chance,
         above_chance=best_above(asked, label_luck, best),
         sentence=f"{best.label_accuracy or 0:.0%} of the labels were read off the update by {name}{beside}.",
@@ -208,6 +209,15 @@ def _unanswered(why: str) -> Answer:
 def worst_of(rows: Sequence[Row]) -> Row | None:
     """The row that leaks most, among equals the one of the higher PSNR; None where none was scored."""
     return max((row for row in rows if row.identified is not None), key=_leakage, default=None)
+
+
+def _reaching(best: Row, rows: Sequence[Row], interval: Callable[[Row], Interval | None]) -> Interval | None:
+    """The interval of the best row, up to where those of rows with other numbers of examples end.
+
+    Of equally many, the best ends highest. But saved rounds differ, and two examples, none found, exclude little.
+    """
+    own, others = interval(best), [interval(row) for row in rows if row.images != best.images]
+    return None if own is None else (own[0], max(own[1], *(end[1] for end in others if end), 0.0))
 
 
 def without_candidates(rows: Sequence[Row]) -> list[Row]:
@@ -281,7 +291,8 @@ def _sentence(row: Row, alone: Row | None, people: Answer | None, *, tried: bool
     more = "" if picked == count else f" The pictures it chose pick {picked} of {total} out of {row.gallery}."
     untried = "" if tried else " No attack held a list of candidates."
     if people is not None and people.share is not None:
-        said = f"{guard}, {people.share:.0%} of the people were named by their label. {said}"
+        guess = "" if people.chance is None else f", and {people.chance:.0%} by a guess without the update"
+        said = f"{guard}, {people.share:.0%} of the people were named by their label{guess}. {said}"
     return f"{said}.{more}{untried}"
 
 
