@@ -17,7 +17,7 @@ CASE = {"data": "cifar10-samples", "model": "lenet", "threat": "D", "images": 4,
 LEAKS: dict[str, Any] = {"above_chance": True, "outcome": "leaks", "grade": "F", "identified": 1.0}
 UNKNOWN: dict[str, Any] = {"above_chance": False, "outcome": "unknown", "grade": "D", "identified": 0.0}
 HOLDS: dict[str, Any] = {"above_chance": False, "outcome": "holds", "grade": "A", "identified": 0.0}
-READ, UNREAD = ({"share": share, "chance": 0.1, "above_chance": share == 1.0} for share in (1.0, 0.0))
+READ, UNREAD = (Answer(share=share, chance=0.1, above_chance=share == 1.0) for share in (1.0, 0.0))
 
 
 def verdict(defense: str, **more: Any) -> Verdict:
@@ -34,7 +34,7 @@ STATES = list(
         (LEAKS, UNKNOWN, HOLDS),
         (None, CeilingAnswer(recognised=0.6, chance=0.01), CeilingAnswer(why="nothing is noised")),
         ((), ("no counter-move",), ("no candidates",), ("prior-only as good",)),
-        (None, Answer(**READ), Answer(**UNREAD), Answer(why="the adversary was given the labels")),
+        (None, READ, UNREAD, Answer(why="the adversary was given the labels")),
     )
 )
 
@@ -102,7 +102,7 @@ def test_a_share_above_its_ceiling_is_called_luck() -> None:
 
 
 def test_only_the_baseline_hides_nothing_and_no_defense_is_blamed() -> None:
-    said = advised(verdict("none", **LEAKS, labels=Answer(**READ)))
+    said = advised(verdict("none", **LEAKS, labels=READ))
     assert "labels were read more often than chance. >" in said
 
 

@@ -55,7 +55,7 @@ def verdicts(
         worst = max(own, key=_leakage)
         alone = worst.prior_among(rows)
         ceiling, of_run = (ceilings or {}).get(defense, (_NO_CEILING, None))
-        if _passed(ceiling, own):
+        if _passed(ceiling, own) or (ceiling.constant and True in above):
             ceiling, of_run = _PASSED, None
         flags = [*worst.flags, *_untried(own, ceiling)]
         interval = _reaching(worst, own, lambda row: row.identified_interval)
@@ -121,10 +121,11 @@ def _passed(ceiling: CeilingAnswer, own: Sequence[Row]) -> bool:
 def _untried(own: Sequence[Row], ceiling: CeilingAnswer) -> list[str]:
     """What was not tried on a defense: an attack written for each of its links, and one with candidates.
 
-    A ceiling that earns a good grade stands for an attack: no other can pass it.
+    A ceiling that earns a good grade stands for an attack: no other can pass it. So does a reply that is the same
+    whatever the examples are.
     """
-    chance = ceiling.chance or 0.0
-    proved = ceiling.recognised is not None and _beyond(ceiling.recognised, chance) <= GRADES["privacy"]["B"]
+    chance, most = ceiling.chance or 0.0, ceiling.recognised
+    proved = ceiling.constant or (most is not None and _beyond(most, chance) <= GRADES["privacy"]["B"])
     scored = [row for row in own if row.identified is not None]
     moves = [row.counter_moves for row in scored if row.counter_moves is not None]
     countered = own[0].defense == "none" or any(each and None not in each.values() for each in moves)
