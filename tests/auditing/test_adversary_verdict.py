@@ -288,3 +288,20 @@ def test_a_grade_that_does_not_exist_passes_no_gate() -> None:
     (verdict,) = verdicts([scored("identify", 0.0, (0.0, 0.05))])
     audit = Audit(rows=(), verdicts=(verdict.model_copy(update={"grade": "<b>"}),))
     assert AuditGate.read([], "F").violations(audit)
+
+
+def test_a_round_of_few_examples_is_not_hidden_by_one_of_many() -> None:
+    """Saved rounds: 1 of 64 found in one, 0 of 2 in the next, which excludes next to nothing."""
+    moves = {"counter_moves": {"dp": "It ranks candidates."}, "luck": 1.0}
+    many = scored("identify", 1 / 64, (0.0, 0.084), images=64, updates=64, round=1, **moves)
+    few = scored("identify", 0.0, (0.0, 0.842), images=2, updates=2, round=2, **moves)
+    (alone,), (both,) = verdicts([many]), verdicts([many, few])
+    assert (alone.grade, both.grade) == ("A", "F")
+    assert both.identified_interval == (0.0, 0.842)
+    assert both.recognised is not None
+    assert both.recognised.interval == (0.0, 0.842)
+    assert (both.identified, both.round) == (1 / 64, 1), "the worst case that was measured stays in the sentence"
+    audit = Audit(rows=(many, few), verdicts=(both,))
+    assert AuditGate.read(["identified=0.1", "recognised=0.1"]).violations(audit)
+    (level,) = verdicts([many, scored("ig", 0.0, (0.0, 0.9), images=64, updates=64)])
+    assert level.identified_interval == (0.0, 0.084), "of equally many, the best counts"

@@ -129,7 +129,7 @@ def test_the_answers_of_a_verdict() -> None:
     assert [answer.above_chance for answer in answers if answer is not None] == [True, True, True, True]
     assert verdict.ceiling is not None
     assert verdict.ceiling.why
-    assert "75% of the people were named by their label." in verdict.sentence
+    assert "75% of the people were named by their label, and 10% by a guess without the update." in verdict.sentence
     granted = [one.model_copy(update={"threat": "D+labels"}) for one in (ranked, read)]
     (given,) = verdicts(granted, people=True)
     assert given.labels is not None

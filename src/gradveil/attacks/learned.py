@@ -7,17 +7,21 @@ nothing. A low score proves nothing: other decoders may do better.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import gradveil
 from gradveil import __version__
 from gradveil.assets import cache_folder
 from gradveil.attacks.base import ATTACKS, Attack, Reconstruction
@@ -31,18 +35,18 @@ from gradveil.core.trees import stack
 from gradveil.core.types import Loss, cross_entropy
 from gradveil.data import ImageSet, load
 from gradveil.data.public import AT_ONCE, PublicImages
-from gradveil.defenses import Defense, links_of
+from gradveil.defenses import DEFENSES, Defense, links_of
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
 
-FORMAT = 2
-"""Raised when a change of the code trains other decoders."""
 LEAST_PUBLIC = 2000
 """Public examples below which a decoder learns next to nothing."""
 KEPT = 8
 """Decoders in memory."""
-_memory: dict[str, tuple[Decoder, Defense | None, Loss]] = {}
-"""By digest, the decoder; with the defense and the loss, so that no other object gets their identity."""
+MOST_FILES = 64
+"""Decoders on disk, of some 25 MB each; the oldest goes first."""
+_memory: dict[str, tuple[Decoder, Defense | None, Loss, nn.Module]] = {}
+"""By digest, the decoder; with the defense, the loss and the model, so that no other object gets their identity."""
 
 
 @ATTACKS.register("learned")
@@ -98,10 +102,8 @@ class Learned(Attack):
     def decoder(self, one: Observation, progress: Progress) -> Decoder:
         """What was learned about this defense and this broadcast: now, before in this process, or before on disk."""
         public, size = _public(one, self.public), one.batch_size or 1
-        digest = _digest(one, public, self.pairs)
-        links = [link for _, link in one.known_links()]
-        named = one.loss is cross_entropy and all(link is not None and _is_ours(link) for link in links)
-        key = digest if named else f"{digest} {id(one.built_defense)} {id(one.loss)}"
+        digest, named = _digest(one, public, self.pairs), _says_all(one)
+        key = digest if named else f"{digest} {id(one.built_defense)} {id(one.loss)} {id(one.module)}"
         if key in _memory:
             return _memory[key][0]
         path = cache_folder() / "learned" / f"{digest}.safetensors"
@@ -111,10 +113,10 @@ class Learned(Attack):
             device = next(iter(one.sent.values())).device
             decoder = train_decoder(made, one.domain.classes, 0, progress, device)
             if named and self.keep:
-                save_decoder(path, decoder)
+                _keep(path, decoder)
         while len(_memory) >= KEPT:
             del _memory[next(iter(_memory))]
-        _memory[key] = decoder, one.built_defense, one.loss
+        _memory[key] = decoder, one.built_defense, one.loss, one.module
         return decoder
 
     def _rebuilt(self, one: Observation, picture: Tensor, labels: Tensor, error: float) -> Reconstruction:
@@ -164,19 +166,40 @@ def _public(one: Observation, spec: str | None) -> ImageSet:
     return public
 
 
-def _is_ours(link: Defense) -> bool:
-    """Whether a spec says all of a defense: the code of others may change, and so may an object."""
+def _says_all(one: Observation) -> bool:
+    """Whether the digest holds all that a decoder depends on: code of others may change, and so may an object.
+
+    So all classes are ours or torch's, and nothing that can be called was set on a defense or on a layer.
+    """
     try:
-        return type(link).__module__.startswith("gradveil.") and all(part.spec for part in links_of(link))
-    except GradveilError:
+        links = [(spec, link) for spec, link in one.known_links() if link is not None]
+        named = all(link.spec == DEFENSES.build(spec).spec for spec, link in links)
+    except GradveilError:  # no spec tells what such an object does
         return False
+    parts, layers = [part for _, link in links for part in links_of(link)], list(one.module.modules())
+    plain = [vars(part).keys() <= getattr(type(part), "__dataclass_fields__", {}).keys() for part in parts]
+    plain += [not callable(value) for layer in layers for value in vars(layer).values()]
+    plain += [not hooks for layer in layers for name, hooks in vars(layer).items() if name.endswith("_hooks")]
+    ours = [type(each).__module__.startswith(("gradveil.", "torch.nn.")) for each in (*parts, *layers)]
+    return named and len(links) == len(one.known_links()) and one.loss is cross_entropy and all((*plain, *ours))
+
+
+@cache
+def _code() -> str:
+    """Of all that Gradveil does: a defense of another version, or that somebody is working on, has other decoders."""
+    found = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(gradveil.__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _digest(one: Observation, public: ImageSet, pairs: int | None) -> str:
-    """Of all that a decoder depends on, but the code of a defense that is not ours."""
-    facts = [FORMAT, __version__, torch.__version__, pairs, one.batch_size, one.kind, one.defense, repr(one.recipe)]
-    facts.append(one.round_number)
-    found = hashlib.sha256(json.dumps([*facts, repr(one.domain), repr(one.module)]).encode())
+    """Of all that a decoder depends on, but the code of others."""
+    facts = [_code(), torch.__version__, pairs, one.batch_size, one.kind, one.defense, repr(one.recipe)]
+    facts += [one.round_number, repr(one.domain), repr(one.module)]
+    for layer in one.module.modules():  # what it shows is not all: attention does not show how many heads it has
+        facts.append(repr([item for item in vars(layer).items() if isinstance(item[1], int | float | str | tuple)]))
+    found = hashlib.sha256(json.dumps(facts).encode())
     agreed = {name: tensor for name, tensor in one.module.state_dict().items() if name not in one.sent}
     for name, tensor in {**one.sent, **agreed}.items():
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.device.type}".encode())
@@ -187,9 +210,18 @@ def _digest(one: Observation, public: ImageSet, pairs: int | None) -> str:
     return found.hexdigest()
 
 
+def _keep(path: Path, decoder: Decoder) -> None:
+    """Save it for other audits. Where that cannot be, as on a full disk, this one goes on with what it has."""
+    with contextlib.suppress(GradveilError, OSError):
+        save_decoder(path, decoder)
+        files = sorted(path.parent.glob("*.safetensors"), key=lambda one: one.stat().st_mtime)
+        for old in files[:-MOST_FILES]:
+            old.unlink(missing_ok=True)
+
+
 def _kept(path: Path, one: Observation) -> Decoder | None:
     """The decoder that an earlier audit kept; None if there is none, or its file is damaged: it is made again."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, it raises nothing where the folder is closed
         return None
     entries, statistics = Reader(one.reply)({name: tensor[None] for name, tensor in one.reply.items()})
     sizes = {"entries": entries.shape[1], "statistics": statistics.shape[1]}

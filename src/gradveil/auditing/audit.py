@@ -257,6 +257,8 @@ class CeilingAnswer(_Record):
     replies: Count | None = None
     """How many replies about the same example it is for."""
     assumes: str = ""
+    constant: Flag = False
+    """Whether the same reply was seen whatever the examples are: that earns a good grade without a counter-move."""
     why: str = ""
     """There is none; empty where there is one."""
     sentence: str = ""

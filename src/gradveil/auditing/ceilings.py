@@ -23,7 +23,8 @@ def ceilings(proofs: Mapping[str, Proof], rows: Sequence[Row]) -> dict[str, Ceil
         except NotAvailableError as error:  # without an accountant, sampled steps cannot be counted
             run = _without(str(error), None)
         top = proof.ceiling(replies)
-        found[defense] = (_without(proof.why, replies) if top is None else _answer(top, replies), run)
+        missing = _without(proof.why, replies, constant=proof.constant)
+        found[defense] = (missing if top is None else _answer(top, replies), run)
     return found
 
 
@@ -40,5 +41,5 @@ def _answer(top: Ceiling, replies: int | None) -> CeilingAnswer:
     )
 
 
-def _without(why: str, replies: int | None) -> CeilingAnswer:
-    return CeilingAnswer(why=why, replies=replies, sentence=f"There is no ceiling: {why}.")
+def _without(why: str, replies: int | None, *, constant: bool = False) -> CeilingAnswer:
+    return CeilingAnswer(why=why, replies=replies, constant=constant, sentence=f"There is no ceiling: {why}.")

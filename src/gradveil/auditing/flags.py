@@ -177,8 +177,8 @@ def flagged(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 OF_VERDICTS = {
     NO_COUNTER_MOVE: Meaning(
-        raised_if="no attack that was written for this defense, for each link of it, was run, and no ceiling earns a "
-        "good grade",
+        raised_if="no attack that was written for this defense, for each link of it, was run, no ceiling earns a good "
+        "grade, and what is sent depends on the examples",
         because="a defense that nobody has attacked by name looks better than it is: the grade is C at best",
     ),
     NO_CANDIDATES: Meaning(

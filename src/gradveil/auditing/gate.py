@@ -42,6 +42,9 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
+UNFINISHED = Violation("audit", "the audit is not complete: go on with --resume")
+
+
 @dataclass(frozen=True)
 class AuditGate:
     """Bounds on what may leak under every defense."""
@@ -64,8 +67,8 @@ class AuditGate:
         for text in bounds:
             asked, equals, value = text.partition("=")
             try:
-                if asked not in ASKED or not equals or not 0 <= float(value) <= 1:
-                    raise ValueError
+                if asked not in ASKED or not equals or "_" in value or not 0 <= float(value) <= 1:
+                    raise ValueError  # to float(), 0_1 is 1
             except ValueError:
                 raise GradveilError(
                     f"cannot read the bound {text!r}; write --fail-above identified=0.1, a share from 0 to 1 of "
@@ -75,6 +78,10 @@ class AuditGate:
         letter = None if grade is None else grade.upper()
         if letter is not None and letter not in LETTERS:
             raise GradveilError(f"there is no grade {grade!r}; grades are {', '.join(LETTERS)}")
+        if point and not found:
+            raise GradveilError("--point says how --fail-above judges: name a bound with --fail-above METRIC=VALUE")
+        if baseline and not found and letter is None:
+            raise GradveilError("--gate-none needs a gate: add --fail-above METRIC=VALUE or --require-grade GRADE")
         return cls(found, letter, point, baseline)
 
     def __bool__(self) -> bool:
@@ -90,9 +97,14 @@ class AuditGate:
             words = "no defense was audited: name one with --defense, or judge the baseline with --gate-none"
             found.append(Violation(BASELINE, words))
         if not audit.complete:
-            found.append(Violation("audit", "the audit is not complete: go on with --resume"))
+            found.append(UNFINISHED)
         for verdict in judged:
             found += [Violation(verdict.defense, words) for words in self._said_of(verdict)]
+            own = [row for row in audit.rows if row.defense == verdict.defense and not row.is_prior]
+            blind = [row for row in own if row.identified is None]
+            if blind and verdict.identified is not None:  # part of it is known
+                words = f"{len(blind)} of {len(own)} rows were not scored: there is no truth for them"
+                found.append(Violation(verdict.defense, words))
         return found
 
     def _said_of(self, verdict: Verdict) -> list[str]:
@@ -135,10 +147,11 @@ def write_junit(audit: Audit, path: Path, gate: AuditGate | None = None) -> None
     """Write one test case per defense, which continuous integration shows beside its other tests.
 
     It fails as the gate says or, without one, on the worst grade, which the baseline is allowed. The text of a test is
-    the verdict's sentence and its flags. Without a gate, what could not be measured is skipped.
+    the verdict's sentence and its flags. Without a gate, what could not be measured is skipped. An audit that is not
+    complete fails by itself.
     """
     gate = gate or AuditGate()
-    said: dict[str, list[str]] = {}
+    said: dict[str, list[str]] = {} if gate or audit.complete else {UNFINISHED.defense: [UNFINISHED.words]}
     for one in gate.violations(audit):
         said.setdefault(one.defense, []).append(one.words)
     known = {verdict.defense: verdict for verdict in audit.verdicts}
@@ -154,7 +167,7 @@ def write_junit(audit: Audit, path: Path, gate: AuditGate | None = None) -> None
         if failures:
             message = _NOT_XML.sub("?", "; ".join(failures))
             ElementTree.SubElement(test, "failure", type="leak", message=message).text = _NOT_XML.sub("?", text)
-        elif verdict is None or verdict.identified is None:
+        elif verdict is None or verdict.grade is None:
             ElementTree.SubElement(test, "skipped", message=_NOT_XML.sub("?", text))
         else:
             ElementTree.SubElement(test, "system-out").text = _NOT_XML.sub("?", f"Grade {verdict.grade}. {text}")

@@ -24,7 +24,15 @@ from gradveil.auditing.case import Case, ObservedCase, distinct, make_case
 from gradveil.auditing.suites import SuiteSetting, suite
 from gradveil.auditing.verdict import costs
 from gradveil.bounds import Proof, prove
-from gradveil.client import SimulatedClient, Streams, cross_entropy, replies_in_round, rounds_to_audit
+from gradveil.client import (
+    SimulatedClient,
+    Streams,
+    cross_entropy,
+    replies_in_round,
+    rounds_to_audit,
+    running_statistics,
+    sends_constant,
+)
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import describe_object, split_spec
@@ -41,6 +49,10 @@ from gradveil.threat import Knowledge, Observation, observe, threat_model
 
 TOLD = frozenset({Knowledge.LABELS, Knowledge.STATISTICS})
 """What an adversary may be told of the private examples themselves: no noise covers it."""
+CONSTANT = (
+    "the same was sent for every example of the line-up, whatever the round and the size of the gradient, so that "
+    "nothing tells them apart; what is sent about another model may differ"
+)
 PUBLIC = 1000
 """Examples of the same kind that a server may hold."""
 
@@ -345,6 +357,9 @@ class Simulation:
             )
             for name, defense in fitting.items()
         }
+        for name, proof in proofs.items():
+            if proof.release is None and not told and self.constant(name, fitting[name]):
+                proofs[name] = replace(proof, constant=True, why=CONSTANT)
         return AuditPlan(
             case=case,
             cells=crossed + alone,
@@ -446,9 +461,26 @@ class Simulation:
     def rounds(self, name: str, defense: Defense) -> tuple[int, ...]:
         """The rounds in which clients of a defense are looked at."""
         batch = self.private.batch.take(slice(self.case.batch_size)).to(self.case.device)
-        public, honest = PublicData(self.private.batch.inputs), self.broadcast(name, defense)
-        client = SimulatedClient(honest.module, recipe=self.case.recipe, defense=defense, loss=self.loss, public=public)
-        return rounds_to_audit(client, detached(honest.sent), batch)
+        return rounds_to_audit(self.client(name, defense), detached(self.broadcast(name, defense).sent), batch)
+
+    def client(self, name: str, defense: Defense) -> SimulatedClient:
+        public, module = PublicData(self.private.batch.inputs), self.broadcast(name, defense).module
+        return SimulatedClient(module, recipe=self.case.recipe, defense=defense, loss=self.loss, public=public)
+
+    def constant(self, name: str, defense: Defense) -> bool:
+        """Whether clients of a defense send the same for every example of the line-up, and nothing beside it.
+
+        A server that crafts what it sends may get other replies.
+        """
+        case, private, honest = self.case, self.private, self.broadcast(name, defense)
+        beside = case.recipe.train_mode and bool(running_statistics(honest.module))
+        if beside or Knowledge.CRAFT in threat_model(case.threat).knows:
+            return False
+        labels = torch.arange(len(private.gallery)) % self.data.domain.classes
+        every = Batch(torch.cat([private.batch.inputs, private.gallery]), torch.cat([private.batch.labels, labels]))
+        starts = range(0, len(every) - case.batch_size + 1, case.batch_size)
+        batches = [every.take(slice(start, start + case.batch_size)).to(case.device) for start in starts]
+        return sends_constant(self.client(name, defense), detached(honest.sent), batches)
 
     def exchange(self, name: str, defense: Defense, crafting: Attack | None, round_number: int = 1) -> Exchange:
         """What is seen of the clients of one defense, who get the honest broadcast or what an attack crafts from it."""

@@ -6,7 +6,7 @@ What defenses cost is read off saved trainings, here as well. Nothing here loads
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -55,10 +55,11 @@ def verdicts(
         worst = max(own, key=_leakage)
         alone = worst.prior_among(rows)
         ceiling, of_run = (ceilings or {}).get(defense, (_NO_CEILING, None))
-        if _passed(ceiling, own):
+        if _passed(ceiling, own) or (ceiling.constant and True in above):
             ceiling, of_run = _PASSED, None
         flags = [*worst.flags, *_untried(own, ceiling)]
-        grade = privacy_grade(worst.identified_interval, worst.at_random, ceiling.recognised, flags)
+        interval = _reaching(worst, own, lambda row: row.identified_interval)
+        grade = privacy_grade(interval, worst.at_random, ceiling.recognised, flags)
         leaks = True if True in above else above[own.index(worst)]
         labels, member = _labels(own), _members(own)
         told = member.above_chance or (people and labels.above_chance)  # who took part, or who it is
@@ -67,7 +68,7 @@ def verdicts(
             grade=grade,
             attack=worst.attack,
             identified=worst.identified,
-            identified_interval=worst.identified_interval,
+            identified_interval=interval,
             prior_only_identified=None if alone is None else alone.identified,
             chance=_chance(worst, rows),
             above_chance=leaks,
@@ -120,10 +121,11 @@ def _passed(ceiling: CeilingAnswer, own: Sequence[Row]) -> bool:
 def _untried(own: Sequence[Row], ceiling: CeilingAnswer) -> list[str]:
     """What was not tried on a defense: an attack written for each of its links, and one with candidates.
 
-    A ceiling that earns a good grade stands for an attack: no other can pass it.
+    A ceiling that earns a good grade stands for an attack: no other can pass it. So does a reply that is the same
+    whatever the examples are.
     """
-    chance = ceiling.chance or 0.0
-    proved = ceiling.recognised is not None and _beyond(ceiling.recognised, chance) <= GRADES["privacy"]["B"]
+    chance, most = ceiling.chance or 0.0, ceiling.recognised
+    proved = ceiling.constant or (most is not None and _beyond(most, chance) <= GRADES["privacy"]["B"])
     scored = [row for row in own if row.identified is not None]
     moves = [row.counter_moves for row in scored if row.counter_moves is not None]
     countered = own[0].defense == "none" or any(each and None not in each.values() for each in moves)
@@ -154,7 +156,7 @@ def _picked(
     return Answer(
         attack=worst.attack,
         share=worst.identified,
-        interval=worst.identified_interval,
+        interval=_reaching(worst, asked, lambda row: row.identified_interval),
         chance=worst.at_random if chance is None else chance,
         above_chance=above[own.index(worst)],
         sentence=f"{count} of {worst.images} private images {'was' if count == 1 else 'were'} {done} {name} {tail}.",
@@ -174,7 +176,7 @@ def _members(own: Sequence[Row]) -> Answer:
     return Answer(
         attack=best.attack,
         share=found.found,
-        interval=found.interval,
+        interval=_reaching(best, own, lambda row: None if row.member is None else row.member.interval),
         chance=FALSE_ALARMS,
         above_chance=best_above([row for row, _ in asked], member_luck, best),
         sentence=f"{counted} {alarms} among {found.others} others{ahead}.",
@@ -194,7 +196,7 @@ def _labels(own: Sequence[Row]) -> Answer:
     return Answer(
         attack=best.attack,
         share=best.label_accuracy,
-        interval=best.label_interval,
+        interval=_reaching(best, asked, lambda row: row.label_interval),
         chance=best.label_chance,
         above_chance=best_above(asked, label_luck, best),
         sentence=f"{best.label_accuracy or 0:.0%} of the labels were read off the update by {name}{beside}.",
@@ -208,6 +210,15 @@ def _unanswered(why: str) -> Answer:
 def worst_of(rows: Sequence[Row]) -> Row | None:
     """The row that leaks most, among equals the one of the higher PSNR; None where none was scored."""
     return max((row for row in rows if row.identified is not None), key=_leakage, default=None)
+
+
+def _reaching(best: Row, rows: Sequence[Row], interval: Callable[[Row], Interval | None]) -> Interval | None:
+    """The interval of the best row, up to where those of rows with other numbers of examples end.
+
+    Of equally many, the best ends highest. But saved rounds differ, and two examples, none found, exclude little.
+    """
+    own, others = interval(best), [interval(row) for row in rows if row.images != best.images]
+    return None if own is None else (own[0], max(own[1], *(end[1] for end in others if end), 0.0))
 
 
 def without_candidates(rows: Sequence[Row]) -> list[Row]:
@@ -281,7 +292,8 @@ def _sentence(row: Row, alone: Row | None, people: Answer | None, *, tried: bool
     more = "" if picked == count else f" The pictures it chose pick {picked} of {total} out of {row.gallery}."
     untried = "" if tried else " No attack held a list of candidates."
     if people is not None and people.share is not None:
-        said = f"{guard}, {people.share:.0%} of the people were named by their label. {said}"
+        guess = "" if people.chance is None else f", and {people.chance:.0%} by a guess without the update"
+        said = f"{guard}, {people.share:.0%} of the people were named by their label{guess}. {said}"
     return f"{said}.{more}{untried}"
 
 

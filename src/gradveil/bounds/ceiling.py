@@ -198,7 +198,9 @@ class Proof:
 
     release: Release | None = None
     why: str = ""
-    """Nothing is proved; empty where something is."""
+    """There is no ceiling; empty where there is one."""
+    constant: bool = False
+    """Whether the same reply was seen whatever the examples are: it stands for an attack, but bounds no other reply."""
     steps: int = 1
     """How often one reply releases what the bound covers."""
     candidates: int = 1

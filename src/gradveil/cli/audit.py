@@ -26,7 +26,7 @@ from gradveil.auditing import (
     score_again,
     write_junit,
 )
-from gradveil.cli import ARGUMENTS
+from gradveil.cli import ARGUMENTS, printable, shown
 from gradveil.cli.options import checked_device, fields_of_file, options_from
 from gradveil.cli.progress import Terminal, print_table, say
 from gradveil.core.environment import typed
@@ -92,6 +92,8 @@ def audit(
     again = "gradveil audit ... --resume" if out else f"the same command with --out {folder} --resume"
     command = typed(click.get_current_context().meta[ARGUMENTS])
     with claimed(folder):  # until the report is written: it is of these rows
+        if junit is not None and junit.exists():  # that of an earlier audit must not stand for one that dies
+            write_junit(Audit(rows=(), complete=False), junit, gate)
         try:
             if "observations" in fields:
                 saved = make_observed_case(fields)
@@ -113,7 +115,7 @@ def audit(
         for one in violations:
             say(one.words if one.defense in one.words else f"{one.defense}: {one.words}", err=True)
             if os.environ.get("GITHUB_ACTIONS") == "true":
-                say(one.annotation(), err=True)
+                typer.echo(printable(one.annotation()), err=True)
         if violations:
             raise typer.Exit(CROSSED)
 
@@ -165,7 +167,7 @@ def _print_summary(result: Audit, page: Path) -> None:
             defense = training = stage = "any"
             attack = f"prior-only ({row.prior_of})"
         table.add_row(
-            *([training] if observed else []), defense, attack, *([stage] if observed else []),
+            *map(shown, ([training] if observed else []) + [defense, attack] + ([stage] if observed else [])),
             *(metric.format(getattr(row, metric.name)) for metric in metrics), styled(row.seconds, ".1f"),
         )  # fmt: skip
     print_table(table)
@@ -179,7 +181,10 @@ def _print_summary(result: Audit, page: Path) -> None:
         most = verdict.ceiling.recognised if verdict.ceiling else None
         told = [one.brief() for one in answers(verdict, people=people)]
         short.add_row(
-            verdict.defense, verdict.grade or "none", *told, "none" if most is None else styled(most, PERCENT)
+            shown(verdict.defense),
+            shown(verdict.grade or "none"),
+            *told,
+            "none" if most is None else styled(most, PERCENT),
         )
     print_table(short)
     say()

@@ -21,7 +21,7 @@ import typer
 import typer.core
 
 from gradveil import __version__
-from gradveil.cli import ARGUMENTS
+from gradveil.cli import ARGUMENTS, shown
 from gradveil.core.errors import GradveilError, PluginWarning
 
 INTERRUPTED = "gradveil: interrupted"
@@ -169,7 +169,7 @@ def run() -> None:
     try:
         app(standalone_mode=True)
     except GradveilError as error:
-        print(f"gradveil: {error}", file=sys.stderr)
+        print(f"gradveil: {shown(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)

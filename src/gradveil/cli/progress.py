@@ -13,13 +13,15 @@ from rich.progress import Task as RichTask
 from rich.table import Table
 from rich.text import Text
 
+from gradveil.cli import printable, shown
+
 _LOG_SECONDS = 10.0
 _WIDE = 160
 
 
 def say(line: object = "", *, err: bool = False) -> None:
-    """Print a line. What it quotes may be a stranger's: nothing in it breaks the line or steers the terminal."""
-    typer.echo("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in str(line)), err=err)
+    """Print a line, whatever it quotes."""
+    typer.echo(shown(str(line)), err=err)
 
 
 def print_table(table: Table) -> None:
@@ -32,14 +34,14 @@ class Terminal:
     """Bars on a terminal; where the output is no terminal, a plain line every ten seconds instead."""
 
     def __init__(self) -> None:
-        self.console = console = Console(stderr=True, soft_wrap=True)
+        self.console = console = Console(stderr=True, soft_wrap=True, markup=False)  # names may hold brackets
         self._bars = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f}%"),
             _Remaining(),
             TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -64,8 +66,8 @@ class Terminal:
 class _Bar:
     def __init__(self, terminal: Terminal, title: str, total: float | None) -> None:
         self._bars, self._console = terminal._bars, terminal.console
-        self._title, self._total, self._done, self._note = title, total, 0.0, ""
-        self._id = self._bars.add_task(title, total=total, note="")
+        self._title, self._total, self._done, self._note = shown(title), total, 0.0, ""
+        self._id = self._bars.add_task(self._title, total=total, note="")
         self._started = self._told = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
@@ -74,8 +76,8 @@ class _Bar:
         self._tell()
 
     def note(self, text: str) -> None:
-        self._note = text
-        self._bars.update(self._id, note=text)
+        self._note = printable(text)
+        self._bars.update(self._id, note=self._note)
         self._tell()
 
     def close(self) -> None:

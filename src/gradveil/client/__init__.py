@@ -4,7 +4,7 @@ from gradveil.client.client import ClientRun, OnSuspicion, Reply, SimulatedClien
 from gradveil.client.guard import Guard, protect
 from gradveil.client.inspection import CHECKS, Finding, Inspection, inspect
 from gradveil.client.local import LocalRun, local_update, mini_batches
-from gradveil.client.rounds import Streams, replies_in_round, rounds_to_audit
+from gradveil.client.rounds import Streams, replies_in_round, rounds_to_audit, sends_constant
 from gradveil.client.updates import defend_update
 from gradveil.core.types import cross_entropy
 from gradveil.engine import Gradient, Request
@@ -32,4 +32,5 @@ __all__ = [
     "replies_in_round",
     "rounds_to_audit",
     "running_statistics",
+    "sends_constant",
 ]

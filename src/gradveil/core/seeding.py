@@ -24,8 +24,14 @@ def generator(seed: int, *path: str | int, device: torch.device | str = "cpu") -
 
 
 @contextmanager
-def isolated(seed: int, *path: str | int) -> Iterator[None]:
-    """Run code that only knows torch's global generator (such as module initialisers) and leave it as it was."""
-    with torch.random.fork_rng(devices=[]):
+def isolated(seed: int, *path: str | int, device: torch.device | None = None) -> Iterator[None]:
+    """Run code that only knows torch's global generators (such as module initialisers) and leave them as they were.
+
+    They are that of the CPU and, where code draws on a GPU (such as dropout there), that of this ``device``.
+    """
+    drawing = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=drawing):
         torch.default_generator.manual_seed(derive(seed, *path))
+        for gpu in drawing:
+            torch.cuda.default_generators[gpu.index or 0].manual_seed(derive(seed, *path))
         yield

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradveil.auditing.audit import OWN, Answer, Audit, CeilingAnswer, Verdict
+from gradveil.auditing.verdict import UNTRIED
 from gradveil.metrics.table import PERCENT, styled
 from gradveil.report.words import in_sentence, short_attack, span
 
@@ -20,6 +21,8 @@ QUESTIONS = {
 NOT_ASKED = "This audit is of an older Gradveil, which did not ask."
 CERTIFIED = "dp:sigma=1.1"
 """What is proposed where nothing certified was tried."""
+SHIPPED = 100
+"""Images in a set of samples."""
 _STRONGER = {"quick": "standard", "standard": "thorough"}
 _LOG_40 = math.log(40)
 """None found of n updates leaves up to 1 - 40^(-1/n) in the 95% interval, however many examples an update has."""
@@ -93,7 +96,8 @@ def _told(answer: Answer, ceiling: float | None) -> str:
     chance = "" if answer.chance is None else f" ({styled(answer.chance, PERCENT)})"
     parts = [f"{beside}{chance}"]
     parts += [] if answer.interval is None else [f"95% interval {span(answer.interval)}"]
-    parts += [] if ceiling is None else [f"no attack passes {styled(ceiling, PERCENT)}"]
+    lucky = "" if ceiling is None or ceiling >= answer.share else " on average, so that more was luck"
+    parts += [] if ceiling is None else [f"no attack passes {styled(ceiling, PERCENT)}{lucky}"]
     parts += [] if answer.attack is None else [f"by {short_attack(answer.attack)}"]
     return "; ".join(parts)
 
@@ -144,34 +148,34 @@ def recommendations(audit: Audit) -> list[Advice]:
         if verdicts:
             found.append(Advice(f"With {_listed(verdicts)}, {why}", command))
 
-    leaking = [one for one in audit.verdicts if one.outcome == "leaks"]
-    if (
-        leaking
-        and not any(one.outcome == "holds" for one in tried)
-        and not any(proposed in one.defense for one in tried)
-    ):
+    leaking = [one for one in audit.verdicts if one.above_chance]
+    named = [*(one.defense for one in tried), *audit.left_out]
+    if leaking and not any(_held(one) or one in certified for one in tried) and not any(proposed in n for n in named):
         what = "private examples were found more often than chance, and nothing tried has a proven ceiling"
         add(
             leaking, f"{what}. Try a defense that has one, and measure it.", _again(audit, defenses=["none", CERTIFIED])
         )
-    elif leaking and tried:
-        better = [one for one in tried if one.outcome == "holds"]
+    else:
+        # What held against another adversary is no way out.
+        better = [one for one in tried if _held(one) and all(one.threat == other.threat for other in leaking)]
         instead = f" Of what was tried, {_listed(better)} held." if better else ""
         add([one for one in leaking if one in tried], f"private examples were found more often than chance.{instead}")
+    add([one for one in audit.verdicts if _leaks(one.member)],
+        "members were told from others more often than chance: who took part is not hidden.")  # fmt: skip
     people = " Labels are people here: this alone tells who took part." if audit.labels_are_people else ""
     hidden = [one for one in tried if one.labels is not None and one.labels.above_chance is False]
-    elsewhere = f" Not so under {_listed(hidden)}." if hidden else " No defense tried here hides them."
+    elsewhere = f" Not so under {_listed(hidden)}." if hidden else " No defense tried here is known to hide them."
     add(
         [one for one in audit.verdicts if _leaks(one.labels)],
-        f"labels were read more often than chance.{people}{elsewhere}",
+        f"labels were read more often than chance.{people}{elsewhere if tried else ''}",
     )
     bare = [one for one in audit.verdicts if "no candidates" in one.flags]
     add(bare, "no attack held a list of candidates, so nobody knows who would be recognised. Give the adversary one.",
         _again(audit, threat="D"))  # fmt: skip
     add([one for one in tried if "no counter-move" in one.flags],
-        "no attack written for this defense was tried and nothing is proven, so its grade cannot be A or B. "
+        "no attack written for this defense was tried and nothing proven earns a good grade, so it cannot be A or B. "
         "Write a counter-move (docs/defenses/README.md), or choose a defense that has one.")  # fmt: skip
-    weak = [one for one in tried if "prior-only as good" in one.flags]
+    weak = [one for one in tried if "prior-only as good" in one.flags and not one.above_chance and one not in certified]
     stronger = _STRONGER.get(str(audit.case.get("budget")))
     if stronger and weak:
         add(weak, f"the attacks found no more than chance. Try harder before you rely on that: budget “{stronger}”.",
@@ -179,8 +183,13 @@ def recommendations(audit: Audit) -> list[Advice]:
     needed = images_for_an_a(audit)
     few = [one for one in tried if one.above_chance is False and one.grade not in (None, "A") and one not in bare]
     few = [one for one in few if needed is not None and one.images is not None and one.images < needed]
+    few = [one for one in few if one.grade != UNTRIED or "no counter-move" not in one.flags]  # more would not help
+    changes: dict[str, object] = {"images": needed}
+    data = str(audit.case.get("data"))
+    if needed is not None and needed > SHIPPED and data.endswith("-samples"):
+        changes["data"] = f"{data.removesuffix('-samples')}:split=test"
     add(few, f"the grade is limited by the number of images. It takes {needed}, with none found, to rule out a worse "
-        "one.", _again(audit, images=needed))  # fmt: skip
+        "one.", _again(audit, **changes))  # fmt: skip
     unpriced = [one for one in certified or tried if one.cost is None and one.outcome != "leaks" and one in tried]
     add(unpriced, "what this costs in accuracy was not measured. Train with it and once without.",
         f"gradveil train --defense {shlex.quote(unpriced[0].defense)} --out trained" if unpriced else "")  # fmt: skip
@@ -198,6 +207,10 @@ def images_for_an_a(audit: Audit) -> int | None:
     most = bound + (1 - bound) * max(chances)
     each = size if isinstance(size, int) and 0 < size < 2**20 else 1
     return each * math.ceil(_LOG_40 / -math.log1p(-most)) if most > 0 else None
+
+
+def _held(verdict: Verdict) -> bool:
+    return verdict.outcome == "holds"
 
 
 def _leaks(answer: Answer | None) -> bool:

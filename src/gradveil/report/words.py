@@ -103,7 +103,9 @@ def headline(verdicts: Sequence[Verdict], *, people: bool = False) -> str:
     named = [(share, one) for one in verdicts if one.labels and (share := one.labels.share) is not None]
     if people and named:
         share, most_named = max(named, key=lambda pair: pair[0])
-        who = f"at worst, {styled(share, PERCENT)} were named with {in_sentence(most_named.defense)}"
+        guess = None if most_named.labels is None else most_named.labels.chance
+        beside = "" if guess is None else f", where a guess names {styled(guess, PERCENT)}"
+        who = f"at worst, {styled(share, PERCENT)} were named with {in_sentence(most_named.defense)}{beside}"
         return f"Labels are people here: {who}. {headline(verdicts)}"
     judged = [(verdict, share) for verdict in verdicts if (share := verdict.identified) is not None]
     if not judged:

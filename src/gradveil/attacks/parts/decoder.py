@@ -210,7 +210,7 @@ def train_decoder(pairs: Pairs, classes: int, seed: int, progress: Progress, dev
     epochs = {name: max(own, STEPS * BATCH // (count - kept)) for name, own in EPOCHS.items()}
     with (
         progress.task("learned: training", sum(epochs.values())) as task,
-        isolated(seed, "learned dropout"),
+        isolated(seed, "learned dropout", device=device),  # dropout draws where the decoder is
         torch.enable_grad(),
     ):
         for name, body in decoder.models.items():

@@ -1,0 +1,151 @@
+"""A reply that is the same whatever the examples are tells nothing; what only seems so is found out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import gradveil
+import naive
+from gradveil import models
+from gradveil.attacks import Attack
+from gradveil.attacks.identify import Identify
+from gradveil.attacks.replay import Replay
+from gradveil.auditing.verdict import NO_COUNTER_MOVE
+from gradveil.client import SimulatedClient, sends_constant
+from gradveil.core.types import Params, Recipe
+from gradveil.data import load
+from gradveil.defenses import Defense, Noise, Step
+
+DATA = load("mnist-samples")
+MODULE = models.build("mlp:hidden=16,depth=1", DATA.domain, seed=0)
+SENT = models.trained_parameters(MODULE)
+BATCHES = [DATA.batch([place]) for place in range(40)]
+
+
+def nothing(gradient: Params) -> Params:
+    return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
+
+
+class Zeros(Defense):
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        return nothing(gradient)
+
+
+class Weights(Defense):
+    """Sends the broadcast back."""
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return {name: 0.1 * step.params[name] for name in gradient}
+
+
+class LongWarmUp(Defense):
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return gradient if step.round_number > 5000 else nothing(gradient)
+
+
+class Counting(Defense):
+    """A warm-up that it counts itself."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        self.answered += 1
+        return gradient if self.answered > 5000 else nothing(gradient)
+
+
+@dataclass
+class Keeping(Defense):
+    kept: list[Params] = field(default_factory=list)
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        return nothing(gradient)
+
+
+class DropsLarge(Defense):
+    """Sends nothing where the gradient is large, as those of an untrained model are."""
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        length = sum(float(tensor.square().sum()) for tensor in gradient.values())
+        return gradient if length < 1e-2 else nothing(gradient)
+
+
+class DropsSmall(Defense):
+    def on_gradient(self, gradient: Params, step: Step) -> Params:  # noqa: ARG002
+        length = sum(float(tensor.square().sum()) for tensor in gradient.values())
+        return gradient if length > 1e4 else nothing(gradient)
+
+
+class OneLabel(Defense):
+    """Sends the examples of one class, and nothing of all others."""
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return gradient if int(step.batch.labels[0]) == 7 else nothing(gradient)
+
+
+class Seldom(Defense):
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        return gradient if float(step.rng.uniform((1,), next(iter(gradient.values())))) < 0.01 else nothing(gradient)
+
+
+class LastBit(Defense):
+    """Says one bit."""
+
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        bit = float(step.batch.inputs.mean() > 0.15)
+        return {name: torch.full_like(tensor, 1e-30 * bit) for name, tensor in gradient.items()}
+
+
+class Raises(Defense):
+    def on_gradient(self, gradient: Params, step: Step) -> Params:
+        if step.round_number > 1:
+            raise gradveil.errors.GradveilError("no")
+        return nothing(gradient)
+
+
+@pytest.mark.parametrize(
+    ("defense", "constant"),
+    [
+        (Zeros(), True),
+        (Weights(), True),
+        *((each, False) for each in (Defense(), Noise(sigma=1.0), LongWarmUp(), Counting(), Keeping(), DropsLarge())),
+        *((each, False) for each in (DropsSmall(), OneLabel(), Seldom(), LastBit(), Raises(), naive.WarmUp())),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Defense) else "",
+)
+def test_only_what_depends_on_nothing_is_constant(defense: Defense, constant: bool) -> None:
+    client = SimulatedClient(MODULE, recipe=Recipe(), defense=defense)
+    assert sends_constant(client, SENT, BATCHES) is constant
+    assert not sends_constant(client, SENT, [])
+
+
+ATTACKS: list[Attack] = [Replay()]
+"""By luck, `identify` finds one of these 32."""
+
+
+@pytest.mark.parametrize(("images", "grade"), [(32, "A"), (13, "B"), (6, "C")])
+def test_zeros_get_the_grade_that_the_number_of_images_allows(images: int, grade: str) -> None:
+    found = gradveil.audit(MODULE, DATA.batch(range(images)), defense=Zeros(), attacks=ATTACKS, threat="D")
+    (verdict,) = (one for one in found.verdicts if one.defense != "none")
+    assert (verdict.grade, verdict.above_chance) == (grade, False)
+    assert NO_COUNTER_MOVE not in verdict.flags
+    assert verdict.ceiling is not None
+    assert verdict.ceiling.constant
+    assert verdict.ceiling.recognised is None, "nothing is promised of other models"
+
+
+@pytest.mark.parametrize("threat", ["D+labels", "G"])
+def test_what_is_told_beside_the_reply_is_no_proof(threat: str) -> None:
+    found = gradveil.audit(MODULE, DATA.batch(range(4)), defense=Zeros(), attack=Identify(), threat=threat)
+    (verdict,) = (one for one in found.verdicts if one.defense != "none")
+    assert NO_COUNTER_MOVE in verdict.flags
+
+
+def test_a_warm_up_earns_nothing() -> None:
+    found = gradveil.audit(MODULE, DATA.batch(range(32)), defense=LongWarmUp(), attacks=ATTACKS, threat="D")
+    (verdict,) = (one for one in found.verdicts if one.defense != "none")
+    assert NO_COUNTER_MOVE in verdict.flags
+    assert verdict.grade == "C"
