@@ -24,7 +24,7 @@ def refusal(*arguments: str) -> str:
 def test_the_list_has_every_name_with_what_each_scale_takes() -> None:
     lines = runner.invoke(app, ["reproduce", "--list"]).output.splitlines()
     assert [line.split()[0] for line in lines[1:-1] if not line.startswith(" ")] == list(reproductions())
-    assert re.search(r"^censor-1 +Table I +30 cases, \d+ min +30 cases, \d+ min", "\n".join(lines), re.MULTILINE)
+    assert re.search(r"^censor-1 +Table I +30 cases, \d+ min +40 cases, \d+ min", "\n".join(lines), re.MULTILINE)
     assert any(line.startswith("dcs2-2") and "needs your data" in line for line in lines)
 
 

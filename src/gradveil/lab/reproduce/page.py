@@ -101,7 +101,12 @@ def _tables(table: Table, found: Sequence[_Measured], data: Mapping[str, str]) -
     """Paper and ours side by side in each cell; lines with data that stand in follow in a table of their own."""
     labels = " / ".join(measured.label for measured in found)
     for other in (False, True):
-        lines = [line for line in table.figures if _on_other_data(table, line, data) == other]
+        lines = [
+            line
+            for line in table.figures
+            if _on_other_data(table, line, data) == other
+            and (not _is_reading(table, line) or any(line in measured.values for measured in found))
+        ]
         if not lines:
             continue
         if other:

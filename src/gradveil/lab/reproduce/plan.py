@@ -16,16 +16,14 @@ from gradveil.core.atomic import remove_partial, write_json
 from gradveil.core.environment import environment, is_environment
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import claimed
-from gradveil.core.reading import read_json
 from gradveil.core.registry import split_spec
 from gradveil.core.types import Json
 from gradveil.lab.audits import rows_scored_again
 from gradveil.lab.reproduce.tables import SCALES, SETTINGS, Line, Reproduction, Scale, Table
-from gradveil.lab.sweeps import ResultFolder, Start, Status, Study, StudyEntry, make_study, run_study
+from gradveil.lab.sweeps import MEASURED, ResultFolder, Start, Status, Study, StudyEntry, make_study, run_study
 
 GENERATIVE = ("ggl", "gias", "gifd")
 """Attacks that search a generator."""
-MEASURED = "measured"
 LineResults = tuple[list[Json], str]
 """The results of a line, one for each seed, or none and why."""
 PAPERS = "C"
@@ -170,12 +168,13 @@ def run_plan(
     """Run what is not done yet. What failed before is tried again, because a page with holes helps nobody."""
     if plan.study is not None:
         run_study(plan.study, out, workers=workers, start=start, retry=True, report=report)
+    done = ResultFolder(out)
     with claimed(out):
         remove_partial(out, f"{MEASURED}/*.json")
         for table, lines in plan.pairs():
             for fields in (one for planned in lines if table.measure is not None for one in planned.fields):
                 path = measured_file(out, table.title, fields)
-                before = _measured(path)
+                before = _measured(done, path)
                 if table.measure is None or (before is not None and "failed" not in before["figures"]):
                     continue
                 try:
@@ -191,12 +190,9 @@ def measured_file(out: Path, title: str, fields: Json) -> Path:
     return out / MEASURED / f"{digest}.json"
 
 
-def _measured(path: Path) -> Json | None:
+def _measured(folder: ResultFolder, path: Path) -> Json | None:
     """What a file of a measurement holds; None where there is none, or it is damaged."""
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return None
+    found = folder.measured(path.stem)
     if not isinstance(found, dict) or not isinstance(found.get("figures"), dict):
         return None
     return found if is_environment(found.get("environment")) else None
@@ -208,7 +204,7 @@ def outcome(planned: Planned, table_title: str, folder: ResultFolder) -> LineRes
         return [], planned.why
     found: list[Json] = []
     for fields in planned.fields if not planned.entries else ():
-        file = _measured(measured_file(folder.folder, table_title, fields))
+        file = _measured(folder, measured_file(folder.folder, table_title, fields))
         if file is None:
             return [], "not run yet"
         found.append({**file["figures"], "environment": file["environment"]})
