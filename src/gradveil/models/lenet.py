@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.domains import Images
-from gradveil.models.building import MODELS, first_operation
+from gradveil.models.building import MODELS, first_operation, initialised
 
 WIDTH = 12
 STRIDES = (2, 2, 1, 1)
@@ -35,15 +35,15 @@ class LeNet(nn.Module):
 
 
 @MODELS.register("lenet")
-def lenet(domain: Images, *, init: Literal["default", "wide"] = "default", normalize: bool = False) -> LeNet:
+def lenet(domain: Images, *, init: Literal["default", "he", "wide"] = "default", normalize: bool = False) -> LeNet:
     """LeNet of Zhu et al.: four sigmoid convolutions and a linear layer.
 
     ``init=wide`` draws all weights and biases from U(-0.5, 0.5), as the DLG release does; with PyTorch's default
-    initialisation the sigmoids pass on much smaller gradients, and inversion is harder.
+    initialisation the sigmoids pass on much smaller gradients, and inversion is harder. ``init=he``: N(0, 2 / fan out).
     """
     model = LeNet(domain, normalize=normalize)
     if init == "wide":
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.uniform_(-0.5, 0.5)
-    return model
+    return initialised(model, "he" if init == "he" else "default")

@@ -24,7 +24,7 @@ def refusal(*arguments: str) -> str:
 def test_the_list_has_every_name_with_what_each_scale_takes() -> None:
     lines = runner.invoke(app, ["reproduce", "--list"]).output.splitlines()
     assert [line.split()[0] for line in lines[1:-1] if not line.startswith(" ")] == list(reproductions())
-    assert re.search(r"^censor-1 +Table I +30 cases, \d+ min +30 cases, \d+ min", "\n".join(lines), re.MULTILINE)
+    assert re.search(r"^censor-1 +Table I +30 cases, \d+ min +40 cases, \d+ min", "\n".join(lines), re.MULTILINE)
     assert any(line.startswith("dcs2-2") and "needs your data" in line for line in lines)
 
 
@@ -39,6 +39,7 @@ def test_the_list_has_every_name_with_what_each_scale_takes() -> None:
         ),
         (["censor-7", "--data", "ImageNet"], "write WORD=NAME, such as ImageNet=imagenet:path=FOLDER"),
         (["censor-7", "--data", "Pets=folder:path=x"], "censor-7 has no data 'Pets' to bring; it has: ImageNet"),
+        (["censor-7", "--scale", "small", "--settings", "release"], "--settings is of the scale paper"),
         (["censor-7", "--device", "tpu"], "the device is cpu or cuda, not 'tpu'"),
     ],
 )

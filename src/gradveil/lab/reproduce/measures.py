@@ -6,6 +6,7 @@ import json
 import tempfile
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -13,9 +14,10 @@ from gradveil import models
 from gradveil.auditing import make_observed_case, run_observed
 from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
+from gradveil.core.trees import norm
 from gradveil.core.types import Batch, Json, Recipe
 from gradveil.data import load
-from gradveil.defenses import DEFENSES, Defense
+from gradveil.defenses import DEFENSES, Defense, Log
 from gradveil.federated import make_training, run_training
 from gradveil.lab.audits import means_by_round
 from gradveil.lab.bench import overhead, seconds
@@ -39,6 +41,24 @@ def concealed_sample(fields: Json) -> dict[str, float | None]:
     defended = _cost(module, DEFENSES.build(fields["defense"]), batch, device)
     more = None if defended[1] is None or plain[1] is None else defended[1] - plain[1]
     return {"seconds": defended[0] - plain[0], "megabytes": more}
+
+
+def censor_fallbacks(fields: Json) -> dict[str, float | None]:
+    """How often Algorithm 1 of CENSOR sends the gradient itself, over clients with one image each.
+
+    Each client draws from another seed. ``cosine`` is of the gradient and what is sent, ``norm`` of the gradient.
+    """
+    device, data = fields["device"], load(fields["data"])
+    module = models.build(f"{fields['model']}:init={fields['init']}", data.domain, seed=fields["seed"]).to(device)
+    defense = DEFENSES.build(f"censor:fallback=original,projection={fields['projection']}")
+    recipe = Recipe(lr=fields["lr"])
+    plain, client = SimulatedClient(module, recipe=recipe), SimulatedClient(module, recipe=recipe, defense=defense)
+    log, norms, sent = Log(), [], plain.model.params
+    for place in range(fields["images"]):
+        batch = data.batch([place]).to(device)
+        log.merge(client.reply(sent, batch, Stream.seeded(fields["seed"], "steps", place)).log)
+        norms.append(float(norm(plain.reply(sent, batch, Stream.seeded(place)).update)))
+    return {**log.means(), "norm": fmean(norms), "steps": float(len(norms))}
 
 
 def _cost(module: torch.nn.Module, defense: Defense, batch: Batch, device: str) -> tuple[float, float | None]:

@@ -16,16 +16,14 @@ from gradveil.core.atomic import remove_partial, write_json
 from gradveil.core.environment import environment, is_environment
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import claimed
-from gradveil.core.reading import read_json
 from gradveil.core.registry import split_spec
 from gradveil.core.types import Json
 from gradveil.lab.audits import rows_scored_again
-from gradveil.lab.reproduce.tables import SCALES, Line, Reproduction, Scale, Table
-from gradveil.lab.sweeps import ResultFolder, Start, Status, Study, StudyEntry, make_study, run_study
+from gradveil.lab.reproduce.tables import SCALES, SETTINGS, Line, Reproduction, Scale, Table
+from gradveil.lab.sweeps import MEASURED, ResultFolder, Start, Status, Study, StudyEntry, make_study, run_study
 
 GENERATIVE = ("ggl", "gias", "gifd")
 """Attacks that search a generator."""
-MEASURED = "measured"
 LineResults = tuple[list[Json], str]
 """The results of a line, one for each seed, or none and why."""
 PAPERS = "C"
@@ -72,6 +70,22 @@ class ReproductionPlan:
         """How many things are run."""
         measured = sum(len(planned.fields) for lines in self.lines for planned in lines if not planned.entries)
         return measured + (len(self.study.entries) if self.study else 0)
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder of its results: those of the text and of the release lie side by side."""
+        return f"{self.reproduction.name}-{'small' if self.scale == 'small' else 'paper'}"
+
+    def settings(self) -> list[ReproductionPlan]:
+        """The plans of one page: this one, or the text's and the release's, where the release is known to differ."""
+        if self.scale == "small":
+            return [self]
+        text, release = (
+            plan(self.reproduction, scale, device=self.device, data=self.data, generators=self.generators)
+            for scale in SETTINGS
+        )
+        fields = [[[planned.fields for planned in lines] for lines in one.lines] for one in (text, release)]
+        return [text] if fields[0] == fields[1] else [text, release]
 
     def pairs(self) -> Iterator[tuple[Table, tuple[Planned, ...]]]:
         return zip(self.reproduction.tables, self.lines, strict=True)
@@ -120,8 +134,8 @@ def _planned(plan: ReproductionPlan, table: Table, line: Line) -> Planned:
         if text in plan.data:
             chosen = {**(chosen if chosen is not None else word.paper or {}), "data": plan.data[text]}
         if chosen is None and not why:
-            other = "paper" if plan.scale == "small" else "small"
-            why = word.why or f"only at the scale {other}"
+            others = [scale for scale in SCALES if word.at(scale) is not None]
+            why = word.why or f"only at the scale {' and '.join(others)}"
             if word.asks:
                 why = f"{text} is not at hand; bring it with `--data '{text}={word.asks}'`"
         fields |= chosen or {}
@@ -132,7 +146,7 @@ def _planned(plan: ReproductionPlan, table: Table, line: Line) -> Planned:
     generator = next((plan.generators[text] for text in line if text in plan.generators), None)
     if generator is not None and split_spec(fields.get("attacks", ""))[0] in GENERATIVE:
         fields["attacks"] += f",generator={generator}"
-    each = tuple(fields | {"seed": seed} for seed in range(table.seeds[plan.scale]))
+    each = tuple(fields | {"seed": seed} for seed in range(table.seeds.get(plan.scale, table.seeds["paper"])))
     if table.kind == "measure":
         return Planned(line, each, (), "")
     entries = []
@@ -154,12 +168,13 @@ def run_plan(
     """Run what is not done yet. What failed before is tried again, because a page with holes helps nobody."""
     if plan.study is not None:
         run_study(plan.study, out, workers=workers, start=start, retry=True, report=report)
+    done = ResultFolder(out)
     with claimed(out):
         remove_partial(out, f"{MEASURED}/*.json")
         for table, lines in plan.pairs():
             for fields in (one for planned in lines if table.measure is not None for one in planned.fields):
                 path = measured_file(out, table.title, fields)
-                before = _measured(path)
+                before = _measured(done, path)
                 if table.measure is None or (before is not None and "failed" not in before["figures"]):
                     continue
                 try:
@@ -175,12 +190,9 @@ def measured_file(out: Path, title: str, fields: Json) -> Path:
     return out / MEASURED / f"{digest}.json"
 
 
-def _measured(path: Path) -> Json | None:
+def _measured(folder: ResultFolder, path: Path) -> Json | None:
     """What a file of a measurement holds; None where there is none, or it is damaged."""
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return None
+    found = folder.measured(path.stem)
     if not isinstance(found, dict) or not isinstance(found.get("figures"), dict):
         return None
     return found if is_environment(found.get("environment")) else None
@@ -192,7 +204,7 @@ def outcome(planned: Planned, table_title: str, folder: ResultFolder) -> LineRes
         return [], planned.why
     found: list[Json] = []
     for fields in planned.fields if not planned.entries else ():
-        file = _measured(measured_file(folder.folder, table_title, fields))
+        file = _measured(folder, measured_file(folder.folder, table_title, fields))
         if file is None:
             return [], "not run yet"
         found.append({**file["figures"], "environment": file["environment"]})

@@ -37,6 +37,8 @@ from gradveil.lab.audits import result_of
 from gradveil.lab.sweeps.study import CaseBatch, Study, StudyEntry
 
 VERSION = 1
+MEASURED = "measured"
+"""The folder of what was measured outside of the sweep."""
 RESULT, FAILURE, RAN, LOG, PACKED = "result.json", "failed.json", "ran.json", "log.txt", "results.jsonl.gz"
 
 
@@ -140,6 +142,11 @@ class ResultFolder:
         found = _read(self.case(digest) / RESULT) or self._packed.get(digest, {}).get("result")
         return found if isinstance(found, dict) and found.get("digest") == digest else None
 
+    def measured(self, digest: str) -> object:
+        """What a measurement found that is no case of a sweep; None where it is not done."""
+        found = _read(self.folder / MEASURED / f"{digest}.json")
+        return self._packed.get(digest, {}).get("measured") if found is None else found
+
     def failure(self, digest: str) -> Json | None:
         """The record of a case that failed, with its ``reason``. A file that is damaged is none: it is run again."""
         found = _read(self.case(digest) / FAILURE)
@@ -170,14 +177,19 @@ class ResultFolder:
         return {str(one.get("digest")): one for one in found if isinstance(one, dict)}
 
     def pack(self, target: Path) -> None:
-        """Write the results of all cases that are done, without their pictures and updates, as one file elsewhere."""
-        lines = []
+        """Write the results of all cases that are done, without their pictures and updates, as one file elsewhere.
+
+        What was packed there before stays, unless it was run anew.
+        """
+        lines = {**ResultFolder(target)._packed, **self._packed}
         for path in sorted(self.folder.glob(f"*/{RESULT}")):
             digest = path.parent.name
             if (result := self.result(digest)) is not None:
                 ran = _read(path.with_name(RAN))
-                lines.append({"digest": digest, "ran": ran, "result": result | result_of(result)})
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+                lines[digest] = {"digest": digest, "ran": ran, "result": result | result_of(result)}
+        for path in sorted((self.folder / MEASURED).glob("*.json")):
+            lines[path.stem] = {"digest": path.stem, "measured": _read(path)}
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for _, line in sorted(lines.items()))
         write_atomically(target / PACKED, gzip.compress(text.encode(), mtime=0))
 
     def draft(self, digest: str) -> Path:
