@@ -41,10 +41,21 @@ class DLG(IDLG):
     searches_labels = True
 
 
+@ATTACKS.register("csdlg")
+class CSDLG(IDLG):
+    """csDLG as OUTPOST (Wang et al. 2024) runs it: cosine matching by L-BFGS on the pixels, without total variation.
+
+    There the attacker has the private labels: write ``--threat C+labels``. Else they are read off the last layer.
+    """
+
+    title = "csDLG"
+    objective = Cosine()
+
+
 @ATTACKS.register("ig")
 @dataclass(frozen=True, kw_only=True)
 class InvertingGradients(Matching):
-    """Inverting Gradients (Geiping et al. 2020), also csDLG and GS: cosine matching, signed Adam, total variation.
+    """Inverting Gradients (Geiping et al. 2020), also GS: cosine matching, signed Adam, total variation.
 
     The weight of total variation is for pixels in [0, 1], where 4e-4 is the paper's 1e-4 for normalised ones. Short
     searches want more of it, long ones and residual networks less.

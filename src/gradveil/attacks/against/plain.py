@@ -21,9 +21,9 @@ _PER: dict[str, Per] = {"layer": "tensor", "global": "update", "example": "examp
 )
 def noise(defense: Noise, one: Observation) -> Channel:
     return Channel(
-        noise=defense.sigma**2,
+        noise=defense.deviation**2,
         counted=_counted(one, defense.at),
-        draw=lambda update, drawn: add(update, drawn, defense.sigma),
+        draw=lambda update, drawn: add(update, drawn, defense.deviation),
     )
 
 
