@@ -3,9 +3,10 @@
     PYTHONPATH=src python scripts/reproduce_gpu.py censor-7 ggl-1 --npz CIFAR-10=test.npz --out DIR --limit 1200
     PYTHONPATH=src python scripts/reproduce_gpu.py censor-7 ggl-1 --npz CIFAR-10=test.npz --out DIR --score
 
-``--lines`` runs some lines only, by their words, as in ``--lines '4:*csDLG*'``. After ``--limit`` seconds it stops
-between two steps; the same command goes on where it stopped, also on another machine that was given the folder. Where
-LPIPS is missing, ``--score`` adds it later, here or elsewhere, and runs nothing.
+``--scale`` is small, paper (the settings of the text) or release (those of the authors' code, in the same folder as
+paper). ``--lines`` runs some lines only, by their words, as in ``--lines '4:*csDLG*'``. After ``--limit`` seconds it
+stops between two steps; the same command goes on where it stopped, also on another machine that was given the folder.
+Where LPIPS is missing, ``--score`` adds it later, here or elsewhere, and runs nothing.
 An npz holds x uint8 [n, 32, 32, 3] and y [n]; the other data sets are those of the tables, or ``--data WORD=DATA``.
 """
 
@@ -117,7 +118,7 @@ def main() -> None:
     signal.alarm(options.limit)
     try:
         for planned in plans:
-            out = options.out / f"{planned.reproduction.name}-{planned.scale}"
+            out = options.out / planned.folder
             if options.score:
                 add_scores(planned, out)
             else:
@@ -126,7 +127,7 @@ def main() -> None:
     except KeyboardInterrupt:
         say(started, "stopped; finished cases are kept")
     for planned in plans:
-        out = options.out / f"{planned.reproduction.name}-{planned.scale}"
+        out = options.out / planned.folder
         given = "".join(f" --npz {text}" for text in options.npz) + "".join(f" --data {text}" for text in options.data)
         how = (
             f"PYTHONPATH=src python scripts/reproduce_gpu.py {planned.reproduction.name} --scale {planned.scale}{given}"

@@ -39,6 +39,7 @@ def test_the_list_has_every_name_with_what_each_scale_takes() -> None:
         ),
         (["censor-7", "--data", "ImageNet"], "write WORD=NAME, such as ImageNet=imagenet:path=FOLDER"),
         (["censor-7", "--data", "Pets=folder:path=x"], "censor-7 has no data 'Pets' to bring; it has: ImageNet"),
+        (["censor-7", "--scale", "small", "--settings", "release"], "--settings is of the scale paper"),
         (["censor-7", "--device", "tpu"], "the device is cpu or cuda, not 'tpu'"),
     ],
 )

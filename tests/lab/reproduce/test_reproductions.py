@@ -15,6 +15,7 @@ from gradveil.core.errors import GradveilError, NotAvailableError
 from gradveil.lab.reproduce import (
     PAPERS,
     SCALES,
+    SETTINGS,
     Column,
     Reproduction,
     ReproductionPlan,
@@ -28,6 +29,7 @@ from gradveil.lab.reproduce import (
     run_plan,
     values_of,
 )
+from gradveil.lab.reproduce.tables import _table
 from gradveil.lab.sweeps import ResultFolder, Status, batches_of
 
 MUST_SHOW = {
@@ -108,7 +110,7 @@ def test_every_line_has_a_word_under_each_heading_and_a_figure_or_none_in_each_c
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_scale_of_every_name_expands_to_valid_cases(name: str, scale: Scale) -> None:
-    planned = plan(reproduction(name), scale, device="cuda" if scale == "paper" else "cpu")
+    planned = plan(reproduction(name), scale, device="cpu" if scale == "small" else "cuda")
     waiting = planned.missing()
     assert planned.cases > 0 or waiting
     for line in (line for lines in planned.lines for line in lines):
@@ -174,7 +176,7 @@ def test_one_runs_resumes_and_tells_everything_on_its_page(tmp_path: Path) -> No
 
     text = page(planned, tmp_path)
     row = json.loads(next(iter(results.values())).read_text())["rows"][0]
-    assert f"| digits | IG | none | {row['psnr']:.2f} / 20 = {row['psnr'] / 20:.2f} |" in text
+    assert f"| digits | IG | none | 20 / {row['psnr']:.2f} |" in text
     assert "digits, IG, Magic; digits, GI, Magic: nobody knows how." in text
     assert "--data 'letters=emnist:path=FOLDER'" in text
     assert "- The pictures." in text and "- Digits are small." in text  # noqa: PT018
@@ -254,7 +256,7 @@ def test_measurements_are_kept_and_shown(tmp_path: Path) -> None:
         run_here(planned, tmp_path)
     assert asked == ["mnist-samples"] * 4, "four lines, each once"
     text = page(planned, tmp_path)
-    assert "| digits | IG | none | 5.00 / 20 = 0.25 |" in text
+    assert "| digits | IG | none | 20 / 5.00 |" in text
     assert "██" in text
 
 
@@ -273,12 +275,82 @@ def test_a_measurement_that_failed_or_is_damaged_is_tried_again(tmp_path: Path) 
     for _ in range(2):
         run_here(planned, tmp_path)
     assert len(asked) == 8, "four lines, each twice"
-    assert "| digits | IG | none | 5.00 / 20 = 0.25 |" in page(planned, tmp_path)
+    assert "| digits | IG | none | 20 / 5.00 |" in page(planned, tmp_path)
     for path in (tmp_path / "measured").iterdir():
         path.write_text("[" * 100_000)
     assert "not run yet" in page(planned, tmp_path)
     run_here(planned, tmp_path)
     assert len(asked) == 12
+
+
+def measured_at(weaker: float) -> Reproduction:
+    """One table, measured by a function: noise of the text leaves 8 dB, that of the release 18; the paper has 20."""
+
+    def measure(fields: dict[str, Any]) -> dict[str, object]:
+        return {"psnr": 30.0 - weaker * fields["sigma"], "mse": 1.0}
+
+    table = _table(
+        title="Two settings",
+        words={
+            "data": {"digits": {}, "letters": {"both": {}, "asks": "emnist:path=FOLDER", "instead": "digits"}},
+            "defense": {
+                "none": {"sigma": 0},
+                "Noise": {"both": {"sigma": 11}, "release": {"sigma": 6}},
+                "Noise, twice": {"like": "Noise", "both": {"sigma": 12}},
+            },
+        },
+        columns=[
+            {"title": "PSNR", "metric": "psnr"},
+            {"title": "MSE", "metric": "mse", "times": 4, "plus": 1, "unit": "of [-1, 1], ours times 4"},
+        ],
+        figures=[
+            ["digits", "none", 30.0, 5.0],
+            ["digits", "Noise", 20.0, 5.0],
+            ["letters", "none", 1.0, 1.0],
+        ],
+        kind="measure",
+    )  # fmt: skip
+    return tiny(tables=(replace(table, measure=measure),))
+
+
+def test_both_settings_stand_beside_the_paper_and_the_page_says_which_is_nearer(tmp_path: Path) -> None:
+    plans = [plan(measured_at(2.0), settings) for settings in SETTINGS]
+    assert [one.folder for one in plans] == ["tiny-1-paper"] * 2
+    for one in plans:
+        run_here(one, tmp_path)
+    text = page(plans[1], tmp_path)
+    assert text == page(plans[0], tmp_path), "one page for both"
+    assert "| digits | Noise | 20 / 8.00 / 18.00 | 5 / 5.00 / 5.00 |" in text
+    assert "| digits | Noise, twice | 20 / 6.00 / 6.00 | 5 / 5.00 / 5.00 |" in text, "the paper's figure of Noise"
+    assert "| letters (here digits) | none | 30.00 / 30.00 [1] | 5.00 / 5.00 [1] |" in text
+    assert "| text | 2 | 6.00 | 0.00 |" in text, "neither the other reading nor other data count"
+    assert "| release | 2 | 1.00 | 0.00 |" in text
+    assert "| release: pairs in the paper's order |  | 1 of 1 |" in text
+    assert "The paper's figures agree better with the release in PSNR." in text
+    assert "Units. MSE: of [-1, 1], ours times 4." in text
+    assert "gradveil reproduce tiny-1 --settings release --device cpu" in text
+    assert "letters" not in text.split("Farthest from the paper (text):")[1].split(".\n")[0]
+
+
+def test_lines_of_the_release_that_are_not_run_are_named_as_such(tmp_path: Path) -> None:
+    text, release = (plan(measured_at(2.0), settings) for settings in SETTINGS)
+    run_here(text, tmp_path)
+    assert "digits, Noise: not run yet, at the settings of the release." in page(release, tmp_path)
+    assert "| text | 1 | 0.00 | 0.00 |" in page(text, tmp_path), "only lines that both have are compared"
+
+
+def test_where_the_release_is_not_known_to_differ_there_is_one_column() -> None:
+    assert [one.scale for one in plan(tiny(), "release").settings()] == ["paper"]
+    assert [one.scale for one in plan(measured_at(2.0), "release").settings()] == ["paper", "release"]
+
+
+def test_a_page_shows_labels_fallbacks_and_what_the_prior_alone_reaches() -> None:
+    text = page(plan(reproduction("censor-7"), "paper", device="cuda"), PAPER_PAGES / "cases" / "censor-7-paper")
+    held = text.split("What else the rows hold")[1].split("</details>")[0]
+    assert (
+        "| settings | identified | labels right | fallback rate | cosine with the gradient | prior alone: PSNR |"
+        in held
+    )
 
 
 def test_a_name_with_a_slip_gets_the_near_ones() -> None:
@@ -321,9 +393,10 @@ def test_every_line_runs_at_the_scale_small_with_the_shortest_searches(name: str
     assert "not run yet" not in text
 
 
+@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", sorted(path.stem for path in PAPER_PAGES.glob("*.md")))
-def test_committed_pages_are_what_their_results_say(name: str) -> None:
-    planned = plan(reproduction(name), "paper", device="cuda")
+def test_committed_pages_are_what_their_results_say(name: str, settings: Scale) -> None:
+    planned = plan(reproduction(name), settings, device="cuda")
     assert page(planned, PAPER_PAGES / "cases" / f"{name}-paper") == (PAPER_PAGES / f"{name}.md").read_text()
 
 

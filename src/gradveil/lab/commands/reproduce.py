@@ -27,9 +27,22 @@ class Size(StrEnum):
     PAPER = "paper"
 
 
+class Settings(StrEnum):
+    """What the text says, or what the authors' code does."""
+
+    PAPER = "paper"
+    RELEASE = "release"
+
+
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Such as censor-1; --list shows all.")] = None,
-    scale: Annotated[Size, typer.Option(help="small: ten minutes of two cores; paper: for a GPU.")] = Size.SMALL,
+    scale: Annotated[
+        Size | None, typer.Option(help="small: ten minutes of two cores; paper: for a GPU. Default: small.")
+    ] = None,
+    settings: Annotated[
+        Settings | None,
+        typer.Option(help="At the scale paper, what the text says or what the authors' code does. Default: paper."),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,18 +73,21 @@ def reproduce(
         return
     if name is None:
         raise GradveilError("name a reproduction, such as censor-1; gradveil reproduce --list shows all")
-    chosen = device or ("cuda" if scale is Size.PAPER else "cpu")
+    if scale is Size.SMALL and settings is not None:
+        raise GradveilError("--settings is of the scale paper: leave out --scale small")
+    small = scale is not Size.PAPER and settings is None
+    chosen = device or ("cpu" if small else "cuda")
     if chosen not in ("cpu", "cuda"):
         raise GradveilError(f"the device is cpu or cuda, not {chosen!r}")
     planned = plan(
         reproduction(name),
-        scale.value,
+        "small" if small else (settings or Settings.PAPER).value,
         device=chosen,
         data=_brought("data", data),
         generators=_brought("generator", generator),
     )
     _check(planned, run)
-    folder = out or _FOLDER / f"{name}-{scale.value}"
+    folder = out or _FOLDER / planned.folder
     if run:
         on_gpu = chosen == "cuda"
         count, start = workers or (1 if on_gpu else os.cpu_count() or 1), start_of_workers(on_gpu)

@@ -1,10 +1,11 @@
-"""Reproductions: tables and figures of the papers as data, run at two scales, ours beside the paper's on a page."""
+"""Reproductions: the papers' tables and figures as data, run as text or release say, ours and theirs on one page."""
 
 from gradveil.lab.reproduce.page import command, page, values_of
 from gradveil.lab.reproduce.plan import Planned, ReproductionPlan, measured_file, plan, run_plan
 from gradveil.lab.reproduce.tables import (
     PAPERS,
     SCALES,
+    SETTINGS,
     Column,
     Reproduction,
     Scale,
@@ -17,6 +18,7 @@ from gradveil.lab.reproduce.tables import (
 __all__ = [
     "PAPERS",
     "SCALES",
+    "SETTINGS",
     "Column",
     "Planned",
     "Reproduction",

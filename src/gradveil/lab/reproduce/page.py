@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 from gradveil.core.types import Json
 from gradveil.lab.audits import attacked_row, figure_of
 from gradveil.lab.reproduce.plan import LineResults, Planned, ReproductionPlan, outcome
-from gradveil.lab.reproduce.tables import Column, Line, Table, Word
+from gradveil.lab.reproduce.tables import Column, Line, Scale, Table, Word
 from gradveil.lab.sweeps import ResultFolder
 
 Values = dict[Line, tuple[float | None, ...]]
@@ -19,42 +21,71 @@ Values = dict[Line, tuple[float | None, ...]]
 
 FARTHEST = 3
 """So many lines are named as farthest from the paper."""
+HELD = (
+    Column("identified", "identified"),
+    Column("labels right", "label_accuracy"),
+    Column("fallback rate", "fallback_rate"),
+    Column("cosine with the gradient", "cosine"),
+    Column("PSNR", "psnr"),
+)
+"""What the rows of audits and trainings hold beside the columns of a table."""
 _HOLE = "–"
 _SHADES = "█▓▒░ "
-_SETTINGS = {
-    "small": "Small scale: what two CPU cores do in minutes, with smaller models and short searches. Ratios say how "
+_LABELS: Mapping[Scale, str] = {"small": "ours", "paper": "text", "release": "release"}
+_SETTINGS: Mapping[Scale, str] = {
+    "small": "Small scale: what two CPU cores do in minutes, with smaller models and short searches. Figures say how "
     "far this is from the paper, not how good either is.",
-    "paper": "Paper scale: the paper's models and defenses, with searches cut to minutes of one GPU.",
+    "paper": "Settings of the text: the paper's models and defenses as it describes them, with searches cut to minutes "
+    "of one GPU.",
+    "release": "Settings of the release: what the authors' public code does where that differs from the text.",
 }
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """One table at one of the settings: what was run, and our figures."""
+
+    label: str
+    lines: tuple[Planned, ...]
+    done: dict[Line, LineResults]
+    values: Values
+
+
 def page(plan: ReproductionPlan, out: Path, *, how: str = "") -> str:
-    """The page in Markdown, from what is done in a folder. ``how``: the command, where it was another than ours."""
-    about, folder = plan.reproduction, ResultFolder(out)
-    found = [
-        {planned.line: outcome(planned, table.title, folder) for planned in lines} for table, lines in plan.pairs()
-    ]
-    environments = {
-        json.dumps(result["environment"], sort_keys=True)
-        for table in found
-        for results, _ in table.values()
-        for result in results
-        if "environment" in result
-    }
+    """The page in Markdown, from what is done in a folder. ``how``: the command, where it was another than ours.
+
+    At the scales paper and release it is the same page, with both.
+    """
+    about, folder, plans = plan.reproduction, ResultFolder(out), plan.settings()
+    both = len(plans) > 1
     parts = [f"# {about.name}: {about.where}", f"{about.about} {about.citation}, {about.where}."]
-    parts += [_SETTINGS[plan.scale], f"    {how or command(plan)}"]
-    for (table, lines), done in zip(plan.pairs(), found, strict=True):
-        values = values_of(table, {line: results for line, (results, _) in done.items() if results})
-        parts += [f"## {table.title}", _table(table, values, plan.data), *_cases(table, lines, plan)]
-        parts += [text for text in [_farthest(table, values)] if text]
-        parts += _surfaces(done)
+    parts += [_bullets(_SETTINGS[one.scale] for one in plans) if both else _SETTINGS[plans[0].scale]]
+    parts.append("\n".join(f"    {how or command(one)}" for one in (plans[:1] if how else plans)))
+    not_run, environments = [], set()
+    for place, table in enumerate(about.tables):
+        found = []
+        for one in plans:
+            lines = one.lines[place]
+            done = {planned.line: outcome(planned, table.title, folder) for planned in lines}
+            values = values_of(table, {line: results for line, (results, _) in done.items() if results})
+            found.append(_Measured(_LABELS[one.scale] if both else "ours", lines, done, values))
+            not_run.append((f", at the settings of the {found[-1].label}" if both else "", done))
+            environments |= {
+                json.dumps(result["environment"], sort_keys=True)
+                for results, _ in done.values()
+                for result in results
+                if "environment" in result
+            }
+        parts += [f"## {table.title}", *_tables(table, found, plan.data), *_agreement(table, found, plan.data)]
+        parts += [*_held(table, found), *_cases(table, plans, place)]
+        parts += [surface for measured in found for surface in _surfaces(measured.done)]
     replaced = [
         f"{word.instead} stands in for {text}: other pictures under the same words."
         for text, word in _stand_ins(plan).items()
     ]
     parts += ["## What differs, and why", _bullets([*replaced, *about.differs])]
-    parts += ["## What was not run, and why", _bullets(_not_run(plan, found))]
-    parts += ["## Versions", _versions(environments, plan, folder)]
+    parts += ["## What was not run, and why", _bullets(_not_run(plan, not_run))]
+    parts += ["## Versions", _versions(environments, plans, folder)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -62,33 +93,150 @@ def command(plan: ReproductionPlan) -> str:
     """The command that repeats it."""
     given = {"data": plan.data, "generator": plan.generators}
     brought = "".join(f" --{kind} '{word}={spec}'" for kind, by in given.items() for word, spec in by.items())
-    return f"gradveil reproduce {plan.reproduction.name} --scale {plan.scale} --device {plan.device}{brought}"
+    which = "--scale small" if plan.scale == "small" else f"--settings {plan.scale}"
+    return f"gradveil reproduce {plan.reproduction.name} {which} --device {plan.device}{brought}"
 
 
-def _table(table: Table, values: Values, data: Mapping[str, str]) -> str:
-    """One row for each line; a cell is ours / the paper's = ratio."""
-    titles = [f"{one.title}: ours / paper = ratio" if one.in_paper else f"{one.title} (ours)" for one in table.columns]
-    rows = [[*table.headings, *titles], ["---"] * len(table.headings) + ["---:"] * len(table.columns)]
-    for line in table.figures:
-        cells = []
-        for part, text in zip(table.words, line, strict=True):
-            instead = part[text].instead if line in values and text not in data else ""
-            cells.append(f"{text} (here {instead})" if instead else text)
-        for column, ours, paper in _paired(table, line, values):
-            cell = _shown(ours, column.digits)
-            if column.in_paper:
-                ratio = "" if ours is None or not paper else f" = {_ratio(ours / paper)}"
-                cell += f" / {_HOLE if paper is None else f'{paper:g}'}{ratio}"
-            cells.append(cell)
-        rows.append(cells)
+def _tables(table: Table, found: Sequence[_Measured], data: Mapping[str, str]) -> Iterator[str]:
+    """Paper and ours side by side in each cell; lines with data that stand in follow in a table of their own."""
+    labels = " / ".join(measured.label for measured in found)
+    for other in (False, True):
+        lines = [line for line in table.figures if _on_other_data(table, line, data) == other]
+        if not lines:
+            continue
+        if other:
+            yield "Other data than the paper's: there is nothing to compare. In brackets: the paper, on its own data."
+        titles = []
+        for column in table.columns:
+            shown = f"{labels} [paper]" if other else f"paper / {labels}"
+            titles.append(f"{column.title}: {shown if column.in_paper else labels}")
+        rows = [[*table.headings, *titles], ["---"] * len(table.headings) + ["---:"] * len(table.columns)]
+        for line in lines:
+            cells = []
+            for part, text in zip(table.words, line, strict=True):
+                instead = part[text].instead if text not in data else ""
+                cells.append(f"{text} (here {instead})" if instead else text)
+            theirs = iter(table.figures[line])
+            for place, column in enumerate(table.columns):
+                each = [measured.values.get(line, (None,) * len(table.columns))[place] for measured in found]
+                cell = " / ".join(_shown(value, column.digits) for value in each)
+                if column.in_paper:
+                    figure = next(theirs)
+                    paper = _HOLE if figure is None else f"{figure:g}"
+                    cell = f"{cell} [{paper}]" if other else f"{paper} / {cell}"
+                cells.append(cell)
+            rows.append(cells)
+        yield _markdown(rows)
+    units = [f"{column.title}: {column.unit}" for column in table.columns if column.unit]
+    if units:
+        yield f"Units. {'; '.join(units)}."
+
+
+def _agreement(table: Table, found: Sequence[_Measured], data: Mapping[str, str]) -> Iterator[str]:
+    """How far ours are from the paper's on the paper's data, and which of two settings is nearer to them."""
+    lines = [line for line in table.figures if not _on_other_data(table, line, data) and not _is_reading(table, line)]
+    run = [measured for measured in found if any(line in measured.values for line in lines)]
+    lines = [line for line in lines if all(line in measured.values for measured in run)]
+    columns = [column for column in table.columns if column.in_paper]
+    if not run or not lines:
+        return
+    rows = [["distance from the paper (mean)", "lines", *(column.title for column in columns)]]
+    rows.append(["---"] + ["---:"] * (len(columns) + 1))
+    distances: dict[str, list[float | None]] = {}
+    for measured in run:
+        pairs = [_pairs(table, lines, measured.values, column) for column in columns]
+        distances[measured.label] = [fmean(abs(a - b) for a, b in some.values()) if some else None for some in pairs]
+        shown = [_shown(far, column.digits) for far, column in zip(distances[measured.label], columns, strict=True)]
+        rows.append([measured.label, str(len(lines)), *shown])
+        kept = [_order_kept(some) for some in pairs]
+        if any(kept):
+            rows.append([f"{measured.label}: pairs in the paper's order", "", *(one or _HOLE for one in kept)])
+    yield _markdown(rows)
+    if len(run) > 1:
+        (text, of_text), (release, of_release) = distances.items()
+        nearer: dict[str, list[str]] = {text: [], release: []}
+        for column, a, b in zip(columns, of_text, of_release, strict=True):
+            if a is not None and b is not None and a != b:
+                nearer[text if a < b else release].append(column.title)
+        named = [f"with the {label} in {', '.join(titles)}" for label, titles in nearer.items() if titles]
+        yield f"The paper's figures agree better {' and '.join(named)}."
+    for measured in run:
+        text = _farthest(table, measured, lines)
+        if text:
+            yield f"Farthest from the paper ({measured.label}): {text}."
+
+
+def _pairs(table: Table, lines: Iterable[Line], values: Values, column: Column) -> dict[Line, tuple[float, float]]:
+    """By line, our figure in a column and the paper's, where there are both."""
+    place = table.columns.index(column)
+    theirs = sum(other.in_paper for other in table.columns[:place])
+    found = {line: (values[line][place], table.figures[line][theirs]) for line in lines}
+    return {line: (ours, paper) for line, (ours, paper) in found.items() if ours is not None and paper is not None}
+
+
+def _order_kept(pairs: Mapping[Line, tuple[float, float]]) -> str:
+    """How many pairs of lines that differ in their last word alone stand in the paper's order; empty if none do."""
+    kept = [
+        (ours > other) == (paper > theirs)
+        for (line, (ours, paper)), (second, (other, theirs)) in itertools.combinations(pairs.items(), 2)
+        if line[:-1] == second[:-1] and paper != theirs
+    ]
+    return f"{sum(kept)} of {len(kept)}" if kept else ""
+
+
+def _farthest(table: Table, measured: _Measured, lines: Iterable[Line]) -> str:
+    """The lines whose ratio to the paper is farthest from one."""
+    apart = []
+    for column in table.columns:
+        if column.in_paper:
+            for line, (ours, paper) in _pairs(table, lines, measured.values, column).items():
+                if ours > 0 and paper > 0:
+                    text = f"{', '.join(line)} ({column.title}, {_ratio(ours / paper)} times)"
+                    apart.append((abs(math.log(ours / paper)), text))
+    return "; ".join(text for _, text in sorted(apart, reverse=True)[:FARTHEST])
+
+
+def _held(table: Table, found: Sequence[_Measured]) -> Iterator[str]:
+    """What else the rows hold, folded away: labels, fallbacks, and what the attack's prior alone reaches."""
+    if table.kind == "measure":
+        return
+    titles = [column.title for column in HELD[:-1]] + [f"prior alone: {HELD[-1].title}", "prior alone: identified"]
+    rows = []
+    for measured in found:
+        results = {line: results for line, (results, _) in measured.done.items() if results}
+        own = values_of(replace(table, columns=HELD), results)
+        prior = values_of(replace(table, columns=HELD), {line: _of_prior(some) for line, some in results.items()})
+        for line in results:
+            each = [*own[line][:-1], *(prior[line][-1:] + prior[line][:1])]
+            rows.append(([*line, measured.label], each))
+    known = [place for place in range(len(titles)) if any(each[place] is not None for _, each in rows)]
+    if known:
+        head = [*table.headings, "settings", *(titles[place] for place in known)]
+        body = [[*words, *(_shown(each[place], 2) for place in known)] for words, each in rows]
+        text = _markdown([head, ["---"] * (len(table.headings) + 1) + ["---:"] * len(known), *body])
+        yield f"<details><summary>What else the rows hold</summary>\n\n{text}\n\n</details>"
+
+
+def _of_prior(results: list[Json]) -> list[Json]:
+    """The same results, read as if the attack on the prior alone were the attack on the update."""
+    found = []
+    for result in results:
+        rows = [{**row, "prior_of": None} for row in result["rows"] if row.get("prior_of") is not None]
+        found += [{**result, "rows": rows}] if rows else []
+    return found
+
+
+def _on_other_data(table: Table, line: Line, data: Mapping[str, str]) -> bool:
+    return any(part[text].instead and text not in data for part, text in zip(table.words, line, strict=True))
+
+
+def _is_reading(table: Table, line: Line) -> bool:
+    """Whether a line is another reading of a line of the paper."""
+    return any(part[text].like for part, text in zip(table.words, line, strict=True))
+
+
+def _markdown(rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _paired(table: Table, line: Line, values: Values) -> Iterator[tuple[Column, float | None, float | None]]:
-    """By column, our figure and the paper's."""
-    theirs = iter(table.figures[line])
-    for column, ours in zip(table.columns, values.get(line, (None,) * len(table.columns)), strict=True):
-        yield column, ours, next(theirs) if column.in_paper else None
 
 
 def _shown(value: float | None, digits: int) -> str:
@@ -100,18 +248,6 @@ def _shown(value: float | None, digits: int) -> str:
 
 def _ratio(value: float) -> str:
     return f"{value:.2f}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
-
-
-def _farthest(table: Table, values: Values) -> str:
-    """The lines whose ratio to the paper is farthest from one."""
-    apart = []
-    for line in values:
-        for column, ours, paper in _paired(table, line, values):
-            if ours is not None and paper is not None and ours > 0 and paper > 0:
-                text = f"{', '.join(line)} ({column.title}, {_ratio(ours / paper)} times)"
-                apart.append((abs(math.log(ours / paper)), text))
-    named = [text for _, text in sorted(apart, reverse=True)[:FARTHEST]]
-    return f"Farthest from the paper: {'; '.join(named)}." if named else ""
 
 
 def _surfaces(done: Mapping[Line, LineResults]) -> Iterator[str]:
@@ -131,23 +267,25 @@ def _surfaces(done: Mapping[Line, LineResults]) -> Iterator[str]:
             yield "\n".join([head, "", "```text", *rows, "```", "", "</details>"])
 
 
-def _cases(table: Table, lines: Sequence[Planned], plan: ReproductionPlan) -> Iterator[str]:
+def _cases(table: Table, plans: Sequence[ReproductionPlan], place: int) -> Iterator[str]:
     """What the words stood for, in a list that folds away."""
-    run = [planned for planned in lines if planned.run]
-    if not run:
-        return
-    shown: dict[str, Json] = {"all lines": table.base.at(plan.scale) or {}}
-    for place, part in enumerate(table.words):
-        for text in dict.fromkeys(planned.line[place] for planned in run):
-            brought = {"data": plan.data[text]} if text in plan.data else {}
-            shown[text] = {**(part[text].at(plan.scale) or {}), **brought}
-    seeds = "" if len(run[0].fields) == 1 else f"; seeds 0 to {len(run[0].fields) - 1}"
-    summary = f"<details><summary>What the words stand for (one {table.kind} for each line{seeds})</summary>"
-    listed = []
-    for text, fields in shown.items():
-        if fields:
-            listed.append(f"- {text}: `{' '.join(f'{name}={value}' for name, value in fields.items())}`")
-    yield "\n".join([summary, "", *listed, "", "</details>"])
+    for plan in plans:
+        run = [planned for planned in plan.lines[place] if planned.run]
+        if not run:
+            continue
+        shown: dict[str, Json] = {"all lines": table.base.at(plan.scale) or {}}
+        for number, part in enumerate(table.words):
+            for text in dict.fromkeys(planned.line[number] for planned in run):
+                brought = {"data": plan.data[text]} if text in plan.data else {}
+                shown[text] = {**(part[text].at(plan.scale) or {}), **brought}
+        seeds = "" if len(run[0].fields) == 1 else f"; seeds 0 to {len(run[0].fields) - 1}"
+        which = f" at the settings of the {_LABELS[plan.scale]}" if len(plans) > 1 else ""
+        summary = f"<details><summary>What the words stand for{which} (one {table.kind} for each line{seeds})</summary>"
+        listed = []
+        for text, fields in shown.items():
+            if fields:
+                listed.append(f"- {text}: `{' '.join(f'{name}={value}' for name, value in fields.items())}`")
+        yield "\n".join([summary, "", *listed, "", "</details>"])
 
 
 def _stand_ins(plan: ReproductionPlan) -> dict[str, Word]:
@@ -161,13 +299,14 @@ def _stand_ins(plan: ReproductionPlan) -> dict[str, Word]:
     }
 
 
-def _not_run(plan: ReproductionPlan, found: list[dict[Line, LineResults]]) -> list[str]:
+def _not_run(plan: ReproductionPlan, found: Iterable[tuple[str, dict[Line, LineResults]]]) -> list[str]:
     """The reasons, each with the lines that it holds for."""
     held: dict[str, list[str]] = {}
-    for table in found:
+    for which, table in found:
         for line, (_, why) in table.items():
             if why:
-                held.setdefault(why, []).append(", ".join(line))
+                held.setdefault(why + (which if why == "not run yet" else ""), []).append(", ".join(line))
+    held = {why: list(dict.fromkeys(names)) for why, names in held.items()}
     lines = []
     for why, names in held.items():
         more = f" and {len(names) - FARTHEST} more" if len(names) > FARTHEST else ""
@@ -179,7 +318,7 @@ def _not_run(plan: ReproductionPlan, found: list[dict[Line, LineResults]]) -> li
     return [*away, *lines, *plan.reproduction.not_run] or ["Everything in the table was run."]
 
 
-def _versions(environments: Iterable[str], plan: ReproductionPlan, folder: ResultFolder) -> str:
+def _versions(environments: Iterable[str], plans: Sequence[ReproductionPlan], folder: ResultFolder) -> str:
     named = []
     for text in sorted(environments):
         one = json.loads(text)
@@ -187,9 +326,10 @@ def _versions(environments: Iterable[str], plan: ReproductionPlan, folder: Resul
             f"Gradveil {one['gradveil']}, torch {one['torch']}, Python {one['python']}, {one['device']}, "
             f"{one['threads']} thread{'s' if one['threads'] != 1 else ''}"
         )
-    seeds = max(table.seeds[plan.scale] for table in plan.reproduction.tables)
-    entries = plan.study.entries if plan.study else ()
-    took = sum(folder.seconds(entry.digest) or 0.0 for entry in entries)
+    scale: Scale = "small" if plans[0].scale == "small" else "paper"
+    seeds = max(table.seeds[scale] for table in plans[0].reproduction.tables)
+    digests = {entry.digest for plan in plans if plan.study for entry in plan.study.entries}
+    took = sum(folder.seconds(digest) or 0.0 for digest in digests)
     spent = f" All cases together took {took:.0f} s of their processes." if took else ""
     return (
         f"{'; '.join(named) or 'Nothing is done yet'}. Seed{'s 0 to ' + str(seeds - 1) if seeds > 1 else ' 0'}.{spent}"
@@ -221,8 +361,9 @@ def _value(table: Table, column: Column, results: list[Json]) -> float | None:
     if not known or len(known) < len(each):
         return None
     if column.over == "spread of seeds":
-        return stdev(known) if len(known) > 1 else None
-    return fmean(known)
+        return column.times * stdev(known) if len(known) > 1 else None
+    plus = 0.0 if column.over.startswith("spread") else column.plus
+    return column.times * fmean(known) + plus
 
 
 def _of_result(table: Table, column: Column, result: Json) -> float | None:

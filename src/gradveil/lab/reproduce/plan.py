@@ -20,7 +20,7 @@ from gradveil.core.reading import read_json
 from gradveil.core.registry import split_spec
 from gradveil.core.types import Json
 from gradveil.lab.audits import rows_scored_again
-from gradveil.lab.reproduce.tables import SCALES, Line, Reproduction, Scale, Table
+from gradveil.lab.reproduce.tables import SCALES, SETTINGS, Line, Reproduction, Scale, Table
 from gradveil.lab.sweeps import ResultFolder, Start, Status, Study, StudyEntry, make_study, run_study
 
 GENERATIVE = ("ggl", "gias", "gifd")
@@ -73,6 +73,22 @@ class ReproductionPlan:
         measured = sum(len(planned.fields) for lines in self.lines for planned in lines if not planned.entries)
         return measured + (len(self.study.entries) if self.study else 0)
 
+    @property
+    def folder(self) -> str:
+        """The name of the folder of its results: those of the text and of the release lie side by side."""
+        return f"{self.reproduction.name}-{'small' if self.scale == 'small' else 'paper'}"
+
+    def settings(self) -> list[ReproductionPlan]:
+        """The plans of one page: this one, or the text's and the release's, where the release is known to differ."""
+        if self.scale == "small":
+            return [self]
+        text, release = (
+            plan(self.reproduction, scale, device=self.device, data=self.data, generators=self.generators)
+            for scale in SETTINGS
+        )
+        fields = [[[planned.fields for planned in lines] for lines in one.lines] for one in (text, release)]
+        return [text] if fields[0] == fields[1] else [text, release]
+
     def pairs(self) -> Iterator[tuple[Table, tuple[Planned, ...]]]:
         return zip(self.reproduction.tables, self.lines, strict=True)
 
@@ -120,8 +136,8 @@ def _planned(plan: ReproductionPlan, table: Table, line: Line) -> Planned:
         if text in plan.data:
             chosen = {**(chosen if chosen is not None else word.paper or {}), "data": plan.data[text]}
         if chosen is None and not why:
-            other = "paper" if plan.scale == "small" else "small"
-            why = word.why or f"only at the scale {other}"
+            others = [scale for scale in SCALES if word.at(scale) is not None]
+            why = word.why or f"only at the scale {' and '.join(others)}"
             if word.asks:
                 why = f"{text} is not at hand; bring it with `--data '{text}={word.asks}'`"
         fields |= chosen or {}
@@ -132,7 +148,7 @@ def _planned(plan: ReproductionPlan, table: Table, line: Line) -> Planned:
     generator = next((plan.generators[text] for text in line if text in plan.generators), None)
     if generator is not None and split_spec(fields.get("attacks", ""))[0] in GENERATIVE:
         fields["attacks"] += f",generator={generator}"
-    each = tuple(fields | {"seed": seed} for seed in range(table.seeds[plan.scale]))
+    each = tuple(fields | {"seed": seed} for seed in range(table.seeds.get(plan.scale, table.seeds["paper"])))
     if table.kind == "measure":
         return Planned(line, each, (), "")
     entries = []

@@ -3,10 +3,17 @@
 A line of a table is named by one word under each heading, such as ("CIFAR-10", "IG", "Noise"). Every word brings fields
 of a case, at each scale; those of a line together, over the fields of the table, are the case that measures it.
 
+There are two truths about a paper: its text (the scale ``paper``) and the code that its authors released (``release``).
+The third scale, ``small``, is a quick run and neither of them.
+
 The tables are in ``papers/PAPER.yaml``, which has the citation and, by name, the reproductions. There, the fields of a
-word or of ``base`` are those of both scales, unless they stand below ``small``, ``paper`` or ``both``; a row of
-``figures`` has the words of a line and then the numbers of the paper; without ``figures`` every combination of words is
-a line, and the paper has no numbers.
+word or of ``base`` are those of all scales, unless they stand below ``small``, ``paper`` or ``both``. Fields below
+``release`` are put over those of ``paper``: write there only what the authors' code does otherwise, as in
+``{both: {defenses: noise:sigma=0.1}, release: {defenses: noise:sigma=0.01}}``. A word with ``like: WORD`` is another
+reading of that word: it gets a line, with the same numbers of the paper, after each line of the other. ``times`` and
+``plus`` of a column bring our figure into the paper's unit (``unit`` says how). A row of ``figures`` has the words of a
+line and then the numbers of the paper; without ``figures`` every combination of words is a line, and the paper has no
+numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +32,10 @@ from gradveil.core.types import Json
 from gradveil.lab.reproduce.landscape import landscape
 from gradveil.lab.reproduce.measures import concealed_sample, leakage_in_round, step_overhead
 
-Scale = Literal["small", "paper"]
+Scale = Literal["small", "paper", "release"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+SETTINGS: tuple[Scale, ...] = ("paper", "release")
+"""What the text says, and what the authors' code does."""
 Kind = Literal["audit", "training", "measure"]
 Line = tuple[str, ...]
 Figures = Mapping[Line, tuple[float | None, ...]]
@@ -50,9 +59,15 @@ class Word:
     """For data that the user has to bring: how to name them, such as ``imagenet:path=FOLDER``."""
     instead: str = ""
     """The data that stand in for these until the user brings them."""
+    release: Json | None = None
+    """What the authors' code does otherwise than ``paper``."""
+    like: str = ""
+    """The word of the paper of which this is another reading."""
 
     def at(self, scale: Scale) -> Json | None:
-        return self.small if scale == "small" else self.paper
+        if scale == "small":
+            return self.small
+        return self.paper if scale == "paper" or self.release is None else {**(self.paper or {}), **self.release}
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,11 @@ class Column:
     digits: int = 2
     in_paper: bool = True
     """Whether the paper has such a column; the others are ours alone."""
+    times: float = 1.0
+    plus: float = 0.0
+    """Ours in the paper's unit is ours times the one plus the other."""
+    unit: str = ""
+    """What that unit is, and how ours was converted."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,7 @@ class Table:
     kind: Kind = "audit"
     measure: Measure | None = None
     seeds: Mapping[Scale, int] = field(default_factory=lambda: {"small": 1, "paper": 1})
-    """How many seeds each line is measured with, from 0 on."""
+    """How many seeds each line is measured with, from 0 on; at the scale release as many as at paper."""
     first_of_batch: bool = False
     """Whether only the first example of each batch counts: the sensitive one."""
     skipped: Mapping[Line, str] = field(default_factory=dict)
@@ -140,14 +160,22 @@ def _table(
     **others: Any,
 ) -> Table:
     """A table as its file has it."""
-    count = len(words)
+    parts = tuple({text: _word(fields) for text, fields in part.items()} for part in words.values())
     rows: list[Any] = list(itertools.product(*words.values())) if figures is None else figures
+    all_figures: dict[Line, tuple[float | None, ...]] = {}
+    for row in rows:
+        readings = [
+            [text, *(other for other, word in part.items() if word.like == text)]
+            for part, text in zip(parts, row[: len(parts)], strict=True)
+        ]
+        for line in itertools.product(*readings):
+            all_figures[line] = tuple(row[len(parts) :])
     return Table(
         headings=tuple(words),
-        words=tuple({text: _word(fields) for text, fields in part.items()} for part in words.values()),
+        words=parts,
         columns=tuple(Column(**column) for column in columns),
         base=_word(base or {}),
-        figures={tuple(row[:count]): tuple(row[count:]) for row in rows},
+        figures=all_figures,
         measure=None if measure is None else MEASURES[measure],
         skipped={tuple(rule["words"]): rule["why"] for rule in skipped or []},
         **others,
@@ -155,8 +183,8 @@ def _table(
 
 
 def _word(fields: Json) -> Word:
-    """Fields of both scales, or the parts of a word."""
-    if not fields.keys() & {"small", "paper", "both", "why", "asks"}:
+    """Fields of all scales, or the parts of a word."""
+    if not fields.keys() & {"small", "paper", "both", "release", "like", "why", "asks"}:
         return Word(fields, fields)
     parts = dict(fields)
     both = parts.pop("both", None)
