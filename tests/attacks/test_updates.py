@@ -90,6 +90,19 @@ def test_lbfgs_searches_along_the_steps_too(name: str) -> None:
     assert found.objective <= found.trace[0]
 
 
+def test_the_cosine_of_csdlg_does_not_see_how_long_an_update_is() -> None:
+    (seen,) = observed(private_batches(1), threat="C+labels")
+    longer = replace(seen, reply={name: 3 * tensor for name, tensor in seen.reply.items()})
+
+    def traces(attack: str) -> list[tuple[float, ...]]:
+        return [ATTACKS.build(attack, Budget(1, 12))([one], seeds=[0])[0].trace for one in (seen, longer)]
+
+    cosines, squares = traces("idlg:distance=cosine"), traces("idlg")
+    assert cosines[0] == pytest.approx(cosines[1], rel=1e-3)
+    assert cosines[0][-1] < cosines[0][0]
+    assert squares[0][0] != pytest.approx(squares[1][0], rel=1e-2)
+
+
 def test_more_examples_than_rows_cannot_be_read_off_them() -> None:
     attack, batches = ATTACKS.build("analytic", Budget(1, 1)), private_batches(1, 6)
     with pytest.raises(GradveilError, match="which has 4 for a batch of 6"):

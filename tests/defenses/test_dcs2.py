@@ -220,6 +220,48 @@ def test_only_what_is_called_sensitive_is_concealed() -> None:
     assert not close(labels, told("first"), 0.01)
 
 
+@pytest.mark.parametrize(
+    ("sensitive", "places"),
+    [("2", [0, 1]), ("9", [0, 1, 2, 3]), ("50%", [1, 3]), ("30%", [3]), ("100%", [0, 1, 2, 3]), ("0%", []), ("mask-0110", [1, 2])],
+)  # fmt: skip
+def test_a_spec_names_a_number_a_share_or_a_mask(sensitive: str, places: list[int]) -> None:
+    _, step = step_on(WIDE)
+    defense = DEFENSES.build(f"dcs2:sensitive={sensitive}")
+    assert isinstance(defense, DCS2)
+    assert defense.sensitive_in(step).nonzero()[:, 0].tolist() == places
+    assert DEFENSES.build(defense.spec) is not None
+
+
+def test_a_share_is_the_same_in_any_mini_batch() -> None:
+    _, step = step_on(WIDE)
+    thirty = DCS2(sensitive="30%")
+    found = thirty.by_place(torch.arange(1000))
+    assert found is not None
+    assert int(found.sum()) == 300
+    assert int(found[:10].sum()) == 3
+    later = replace(step, index=torch.tensor([6, 7, 8, 9]))
+    assert thirty.sensitive_in(later).tolist() == found[6:10].tolist()
+
+
+def test_a_mask_in_a_spec_is_as_long_as_the_local_data() -> None:
+    client = SimulatedClient(
+        models.build(WIDE, SAMPLES.domain, seed=0), recipe=Recipe(), defense=DEFENSES.build("dcs2:sensitive=mask-01")
+    )
+    with pytest.raises(GradveilError, match="mask of sensitive examples has 2 entries"):
+        client.reply(client.model.params, SAMPLES.batch(range(4)), Stream.seeded(0))
+
+
+def test_starts_may_have_the_label_of_the_sensitive_example() -> None:
+    batch = SAMPLES.batch([0, 10, 1, 2])  # labels 0, 0, 1, 2
+    _, step = step_of(models.build("mlp", SAMPLES.domain, seed=0), batch)
+    first = torch.tensor([True, False, False, False])
+    assert DCS2(start_label="same").start_points(step, first).origin.tolist() == [1]
+    chosen = {int(DCS2(start_label="any").start_points(step, first).origin) for _ in range(40)}
+    assert chosen == {1, 2, 3}
+    noise = DCS2(start="noise", start_label="same", k=5).start_points(step, first).batch.labels
+    assert noise.tolist() == [0] * 5
+
+
 @pytest.mark.parametrize("name", ["dcs2", "dcs2plus"])
 def test_without_a_sensitive_sample_nothing_changes(name: str) -> None:
     gradient, step = step_on(WIDE)
@@ -386,7 +428,11 @@ def test_a_chain_builds_and_runs() -> None:
         ("dcs2:alpha=-1", "alpha is at least 0"),
         ("dcs2:beta=nan", "dcs2: beta=nan is not a finite number"),
         ("dcs2:k=0", "k is at least 1"),
-        ("dcs2:sensitive=some", "sensitive is all, first or label"),
+        ("dcs2:sensitive=some", "sensitive is all, first, a number, a share such as 30%, mask-0110 or label"),
+        ("dcs2:sensitive=0", "sensitive is all, first, a number"),
+        ("dcs2:sensitive=130%", "sensitive is all, first, a number"),
+        ("dcs2:sensitive=mask-012", "sensitive is all, first, a number"),
+        ("dcs2:start_label=mine", "start_label is one of"),
         ("dcs2:sensitive=label", "go together"),
         ("dcs2:label=3", "go together"),
         ("dcs2:sensitive=label,label=-1", "label is at least 0"),
@@ -412,5 +458,5 @@ def test_a_bad_answer_to_what_is_sensitive_is_refused(sensitive: object, says: s
     gradient, step = step_on("mlp")
     with pytest.raises(GradveilError, match=says):
         _dcs2.DCS2(iterations=1, sensitive=sensitive).on_gradient(gradient, step)  # type: ignore[arg-type]
-    with pytest.raises(GradveilError, match="sensitive is all, first or label"):
+    with pytest.raises(GradveilError, match="sensitive is all, first, a number"):
         _dcs2.DCS2(sensitive=[True])  # type: ignore[arg-type]

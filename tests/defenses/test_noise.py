@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,23 @@ def test_noise_has_its_deviation_and_its_shape(kind: str, kurtosis: float) -> No
     assert drawn.std().item() == pytest.approx(0.3, rel=0.01)
     assert ((drawn / drawn.std()) ** 4).mean().item() == pytest.approx(kurtosis, rel=0.05)
     assert torch.equal(zero["w"], torch.zeros(400, 500))
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "deviation"),
+    [("gaussian", "variance", 0.1**0.5), ("gaussian", "scale", 0.1), ("laplace", "variance", 0.1**0.5)],
+)
+def test_sigma_is_of_the_unit_that_is_named(kind: str, unit: str, deviation: float) -> None:
+    drawn = defended(f"noise:sigma=0.1,kind={kind},unit={unit}", {"w": torch.zeros(400, 500)})["w"].double()
+    assert drawn.std().item() == pytest.approx(deviation, rel=0.01)
+
+
+def test_the_scale_of_laplace_noise_is_that_of_numpys_generator() -> None:
+    """Its mean distance from zero is the scale, its deviation the root of 2 times that."""
+    drawn = defended("noise:sigma=0.1,kind=laplace,unit=scale", {"w": torch.zeros(400, 500)})["w"].double()
+    theirs = np.random.default_rng(0).laplace(0, 0.1, 200_000)
+    assert drawn.abs().mean().item() == pytest.approx(np.abs(theirs).mean(), rel=0.01)
+    assert drawn.std().item() == pytest.approx(2**0.5 * 0.1, rel=0.01)
 
 
 def test_tensors_do_not_share_their_noise() -> None:

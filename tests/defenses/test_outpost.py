@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -187,6 +188,48 @@ def test_a_local_run_counts_its_steps_over_all_epochs() -> None:
     for steps in (slice(0, 20), slice(20, 80)):
         deviation = (8 * (expected * (1 - expected))[steps].sum()) ** 0.5
         assert abs(perturbed[:, steps].sum() - 8 * expected[steps].sum()) < 3 * deviation
+
+
+RELEASED = "outpost:per=tensor,threshold=all,fisher=outputs,first=false"
+
+
+def test_the_released_reading_is_what_the_release_computes() -> None:
+    """Written from a description of the release: percentiles by numpy, one tensor after the other."""
+    gradient, step = step_on("lenet:init=wide")
+    sent = defended(f"{RELEASED},beta=0", gradient, step, seed=3)
+    information = {name: np.square(g.numpy()).mean(0) for name, g in gradient.items()}
+    bar = np.percentile(np.concatenate([value.ravel() for value in information.values()]), 60)
+    for name, g in gradient.items():
+        entries, after = g.numpy(), sent[name].numpy()
+        kept = np.where(np.abs(entries) < np.percentile(np.abs(entries), 80), 0, entries)
+        noisy = np.broadcast_to(information[name] >= bar, entries.shape)
+        assert np.array_equal(after[~noisy], kept[~noisy]), name
+        if noisy.sum() > 100:
+            deviation = 0.8 * step.params[name].var().item()
+            assert (after - kept)[noisy].std() == pytest.approx(deviation, rel=0.2), name
+    shares = {name: float((sent[name] != 0).float().mean()) for name in gradient}
+    assert max(shares.values()) - min(shares.values()) > 0.4, "one threshold: some tensors are all noise, others none"
+    assert step.log.means()["pruned"] == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("fisher", ["batch", "outputs"])
+def test_tensors_alone_have_their_own_risk_and_shares(fisher: str) -> None:
+    gradient, step = step_on("lenet:init=wide")
+    sent = defended(f"outpost:per=tensor,scale=0,fisher={fisher}", gradient, step)
+    for name, g in gradient.items():
+        assert int((sent[name] == 0).sum()) == pytest.approx(0.8 * g.numel(), abs=0.51 + int((g == 0).sum())), name
+    risks = outpost.layer_risks(step.params, outpost.Outpost(per="tensor").groups(step.params))
+    assert risks.tolist() == pytest.approx([p.var(correction=0).item() for p in step.params.values()], rel=1e-5)
+
+
+def test_the_first_step_of_the_release_is_like_any_other() -> None:
+    gradient, step = step_on("lenet")
+    alone = [defended("outpost:beta=1,first=false", gradient, step, seed) is gradient for seed in range(60)]
+    assert sum(alone) == pytest.approx(30, abs=15)
+    model, recipe = models.build("lenet", SAMPLES.domain, seed=0), Recipe()
+    client = SimulatedClient(model, recipe=recipe, defense=DEFENSES.build("outpost:beta=1,first=false"))
+    logs = [client.reply(client.model.params, SAMPLES.batch([0]), Stream.seeded(seed)).log for seed in range(60)]
+    assert sum(log.means()["perturbed"] for log in logs) == pytest.approx(30, abs=15)
 
 
 @pytest.mark.parametrize("bad", ["phi=101", "rho=-1"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gradveil.attacks.base import ATTACKS
 from gradveil.attacks.parts.lbfgs import LBFGS
 from gradveil.attacks.parts.matching import Matching, Phase, over_pixels
-from gradveil.attacks.parts.objectives import Cosine, Squared, energy, roughness
+from gradveil.attacks.parts.objectives import Cosine, Objective, Squared, energy, roughness
 from gradveil.attacks.parts.search import Adam
 from gradveil.attacks.parts.updates import Explanation
 
@@ -16,11 +16,18 @@ from gradveil.attacks.parts.updates import Explanation
 @ATTACKS.register("idlg")
 @dataclass(frozen=True, kw_only=True)
 class IDLG(Matching):
-    """Improved DLG (Zhao et al. 2020): the label read off the last layer, then DLG on the pixels alone."""
+    """Improved DLG (Zhao et al. 2020): the label read off the last layer, then DLG on the pixels alone.
+
+    ``distance=cosine`` is csDLG as OUTPOST (Wang et al. 2024) runs it, there with granted labels: threat C+labels.
+    """
 
     history: int = 100
+    distance: Literal["squared", "cosine"] = "squared"
     title = "iDLG"
-    objective = Squared()
+
+    @property
+    def objective(self) -> Objective:
+        return Cosine() if self.distance == "cosine" else Squared()
 
     @property
     def steps(self) -> int:
@@ -44,7 +51,7 @@ class DLG(IDLG):
 @ATTACKS.register("ig")
 @dataclass(frozen=True, kw_only=True)
 class InvertingGradients(Matching):
-    """Inverting Gradients (Geiping et al. 2020), also csDLG and GS: cosine matching, signed Adam, total variation.
+    """Inverting Gradients (Geiping et al. 2020), also GS: cosine matching, signed Adam, total variation.
 
     The weight of total variation is for pixels in [0, 1], where 4e-4 is the paper's 1e-4 for normalised ones. Short
     searches want more of it, long ones and residual networks less.

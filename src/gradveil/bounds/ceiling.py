@@ -123,7 +123,7 @@ def release_of(defense: Defense, *, examples: int, tensors: int) -> Release:
                 bound, covers = (bound, covers) if bound <= whole else (whole, "all examples together")
             elif type(link) is Noise and link.at == at and bound < math.inf:
                 if link.kind == "gaussian" and link.sigma > 0:
-                    found = Release(link.sigma / bound, at, covers)
+                    found = Release(link.deviation / bound, at, covers)
                 if link.kind != "gaussian":
                     reasons.append(f"{link.kind} noise is not counted here: its bound would be on sums of magnitudes")
             elif _changes(link, at):

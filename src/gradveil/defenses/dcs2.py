@@ -6,6 +6,7 @@ A concealed sample lies far from a sensitive one and has a gradient that points 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
@@ -23,6 +24,7 @@ from gradveil.engine import CudaGraphCache, cuda_settings, example_pass, gradien
 
 Sensitive = Callable[[Batch], Tensor] | Tensor
 """A predicate, or a mask over the client's local data: which examples are sensitive, as booleans."""
+SENSITIVE = "all, first, a number, a share such as 30%, mask-0110 or label"
 Cosine = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Inputs [M, ...] -> the cosines [M] of their gradients to the wanted ones, and what the model says of the inputs,
 [M, classes]; both have a slope in the inputs."""
@@ -77,6 +79,8 @@ class DCS2(Defense):
     sensitive: str | Sensitive = "all"
     label: int | None = None
     start: Literal["batch", "public", "noise"] = "batch"
+    start_label: Literal["other", "same", "any"] = "other"
+    """The label that a start should have, seen from its sensitive example."""
     public: str = "samples"
     combine: Literal["add", "literal", "average", "replace"] = "add"
     box: bool = True
@@ -91,7 +95,9 @@ class DCS2(Defense):
         modes = ("add", "literal", "average", "replace")
         self._require(self.combine in modes, "combine", "add, literal, average or replace")
         told = isinstance(self.sensitive, Tensor) or callable(self.sensitive)
-        self._require(told or self.sensitive in ("all", "first", "label"), "sensitive", "all, first or label")
+        named = r"all|first|label|[1-9]\d*|(100|[1-9]?\d)(\.\d+)?%|mask-[01]+"
+        self._require(told or bool(re.fullmatch(named, str(self.sensitive))), "sensitive", SENSITIVE)
+        self._require(self.start_label in ("other", "same", "any"), "start_label", "other, same or any")
         if (self.label is not None) != (not told and self.sensitive == "label"):
             raise GradveilError(f"defense {self.name}: sensitive=label and label=NUMBER go together")
         if self.label is not None:
@@ -103,12 +109,34 @@ class DCS2(Defense):
         """Refuse what would silently protect nobody: a label that no example can have, a mask of other data."""
         if self.label is not None and self.label >= (classes := start.classes()):
             raise GradveilError(f"defense {self.name}: label is below the model's {classes}, not {self.label}")
-        if isinstance(self.sensitive, Tensor) and len(self.sensitive) != len(start.batch):
+        mask = self.mask
+        if mask is not None and len(mask) != len(start.batch):
             raise GradveilError(
-                f"defense {self.name}: the mask of sensitive examples has {len(self.sensitive)} entries, "
+                f"defense {self.name}: the mask of sensitive examples has {len(mask)} entries, "
                 f"the client has {len(start.batch)} examples"
             )
         return self
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Over the client's local data, where one was given."""
+        if isinstance(self.sensitive, str) and self.sensitive.startswith("mask-"):
+            return torch.tensor([digit == "1" for digit in self.sensitive.removeprefix("mask-")])
+        return self.sensitive if isinstance(self.sensitive, Tensor) else None
+
+    def by_place(self, places: Tensor) -> Tensor | None:
+        """Which of these places [n] of the local data are sensitive; None if places do not tell.
+
+        A share is spread evenly: with 30%, those places at which three tenths of the count reach the next number.
+        """
+        if not isinstance(self.sensitive, str) or self.sensitive == "label" or self.mask is not None:
+            return None
+        if self.sensitive.endswith("%"):
+            share = float(self.sensitive.removesuffix("%")) / 100
+            reached = [((places.double() + after) * share + 1e-9).floor() for after in (0, 1)]
+            return reached[1] > reached[0]
+        first = {"all": math.inf, "first": 1}.get(self.sensitive)
+        return places < (int(self.sensitive) if first is None else first)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.on_gradients([gradient], [step])[0]
@@ -135,8 +163,7 @@ class DCS2(Defense):
         """Which examples of the step are sensitive: a mask [n]."""
         labels = step.batch.labels
         places = torch.arange(len(labels)) if step.index is None else step.index
-        if isinstance(self.sensitive, Tensor):
-            mask = self.sensitive
+        if (mask := self.mask) is not None:
             if mask.dtype != torch.bool or mask.dim() != 1 or len(mask) <= int(places.max()):
                 raise GradveilError(
                     f"defense {self.name}: sensitive is a mask of booleans, one for each of the client's local examples"
@@ -146,23 +173,24 @@ class DCS2(Defense):
             found = self.sensitive(step.batch)
             if found.dtype != torch.bool or found.shape != labels.shape:
                 raise GradveilError(f"defense {self.name}: sensitive(batch) returns booleans, one for each example")
-        elif self.sensitive == "label":
-            found = labels.eq(-1 if self.label is None else self.label)
+        elif (named := self.by_place(places)) is not None:
+            found = named
         else:
-            found = places == 0 if self.sensitive == "first" else places >= 0
+            found = labels.eq(-1 if self.label is None else self.label)
         return found.to(labels.device)
 
     def start_points(self, step: Step, sensitive: Tensor) -> Starts:
         """``k`` starts for every sensitive example, those of one example in a row; ``sensitive`` is a mask [n].
 
         Other examples come in this order: of another label and not sensitive, of another label, the rest; chance
-        decides among equals. What they do not supply is noise: uniform pixels, and a random other label.
+        decides among equals. What they do not supply is noise: uniform pixels, and a random other label. ``start_label``
+        puts the sensitive example's own label, or none, in the place of another.
         """
         targets, each = step.batch.take(sensitive), self.k
         labels, classes = targets.labels.repeat_interleave(each), step.classes()
         noise = step.rng.uniform((len(labels), *targets.inputs.shape[1:]), targets.inputs)
         shift = 1 + step.rng.integers(max(1, classes - 1), labels.shape, labels.device)
-        others, nowhere = (labels + shift) % classes, torch.full_like(labels, -1)
+        others, nowhere = (labels + shift * (self.start_label != "same")) % classes, torch.full_like(labels, -1)
         if self.start == "noise":
             return Starts(Batch(noise, others), nowhere)
         from_batch = self.start == "batch"
@@ -170,7 +198,8 @@ class DCS2(Defense):
         if not from_batch:
             offered = public_images(self.public, step.batch.inputs, PUBLIC, public=step.public, defense=self.name)
         other = offered.labels != targets.labels[:, None]
-        worth = 2.0 * other + (~sensitive if from_batch else 0) + step.rng.uniform(other.shape, targets.inputs)
+        wanted = {"other": other, "same": ~other, "any": torch.zeros_like(other)}[self.start_label]
+        worth = 2.0 * wanted + (~sensitive if from_batch else 0) + step.rng.uniform(other.shape, targets.inputs)
         if from_batch:  # no example is a start for itself
             worth = worth.masked_fill(torch.eye(len(offered), dtype=torch.bool, device=worth.device)[sensitive], -1.0)
         count = min(each, len(offered) - from_batch)

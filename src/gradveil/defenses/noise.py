@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from gradveil.core.streams import Kind, Stream
 from gradveil.core.types import Params
@@ -13,14 +14,23 @@ from gradveil.defenses.base import DEFENSES, At, Log, Transform
 @DEFENSES.register("noise")
 @dataclass(frozen=True, kw_only=True)
 class Noise(Transform):
-    """Gaussian or Laplace noise of standard deviation sigma on every gradient entry."""
+    """Gaussian or Laplace noise of standard deviation sigma on every gradient entry; ``unit``: sigma is another size."""
 
     sigma: float = 0.1
     kind: Kind = "gaussian"
     at: At = "step"
+    unit: Literal["deviation", "variance", "scale"] = "deviation"
 
     def __post_init__(self) -> None:
         self._require(0 <= self.sigma < math.inf, "sigma", "at least 0")
+        self._require(self.unit in ("deviation", "variance", "scale"), "unit", "deviation, variance or scale")
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation. The scale of Laplace noise, a mean distance from 0, is a root of 2 times smaller."""
+        if self.unit == "variance":
+            return math.sqrt(self.sigma)
+        return self.sigma * (math.sqrt(2) if self.unit == "scale" and self.kind == "laplace" else 1)
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
-        return rng.noised(tree, self.sigma, self.kind)
+        return rng.noised(tree, self.deviation, self.kind)

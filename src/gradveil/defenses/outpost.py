@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -37,7 +38,13 @@ class Outpost(Defense):
     phi: float = 40.0
     beta: float = 0.1
     rho: float = 80.0
-    fisher: Literal["batch", "example"] = "batch"
+    fisher: Literal["batch", "example", "outputs"] = "batch"
+    per: Literal["layer", "tensor"] = "layer"
+    """What has a risk, and is pruned, by itself."""
+    threshold: Literal["layer", "all"] = "layer"
+    """Whether each of these has a threshold of Fisher information of its own."""
+    first: bool = True
+    """Whether the first step is always perturbed."""
 
     def __post_init__(self) -> None:
         for option in ("scale", "beta"):
@@ -50,32 +57,63 @@ class Outpost(Defense):
         ahead = _chances(start)
 
         def act(gradient: Params, step: Step) -> Params:
-            if step.number > 1 and not ahead:
+            if not self._is_certain(step) and not ahead:
                 ahead.extend(_chances(step))
-            return self.perturbed(gradient, step, ahead.pop() if step.number > 1 else 0.0)
+            return self.perturbed(gradient, step, 0.0 if self._is_certain(step) else ahead.pop())
 
         return InRound(act)
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
-        chance = 0.0 if step.number <= 1 else _chances(step)[-1]
-        return self.perturbed(gradient, step, chance)
+        return self.perturbed(gradient, step, 0.0 if self._is_certain(step) else _chances(step)[-1])
+
+    def _is_certain(self, step: Step) -> bool:
+        return self.first and step.number <= 1
 
     def perturbed(self, gradient: Params, step: Step, chance: float) -> Params:
         """What is sent, if a uniform random number says that this step is perturbed."""
-        acts = step.number <= 1 or chance <= 1 / (1 + self.beta * step.number)
+        acts = chance <= 1 / (1 + self.beta * step.number)
         step.log.add("perturbed", float(acts))
         if not acts:
             return gradient
-        key = tuple((name, tensor.numel(), tensor.dtype, tensor.device) for name, tensor in gradient.items())
-        perturbation = cached(step.model.module, (self, key), lambda: _Perturbation(self, gradient))
         fisher = None
         if self.fisher == "example":  # the mean of squared gradients of single examples
             fisher = mean_over_examples(step, lambda each: map_each(torch.square, each))
+        elif self.fisher == "outputs":
+            fisher = map_each(lambda g: g.square().mean(0, keepdim=True) if g.dim() else g.square(), gradient)
+        if self.threshold == "all":
+            return self._above_one_threshold(gradient, step, fisher or map_each(torch.square, gradient))
+        if fisher is not None:
+            fisher = map_each(lambda f, g: f.expand_as(g), fisher, gradient)
+        key = tuple((name, tensor.numel(), tensor.dtype, tensor.device) for name, tensor in gradient.items())
+        perturbation = cached(step.model.module, (self, key), lambda: _Perturbation(self, gradient))
         noise = step.rng.normal((perturbation.draws,), next(iter(gradient.values())))
         perturb = perturbation.by_numpy if perturbation.in_numpy else perturbation.by_torch
         sent, risk = perturb(gradient, step.params, noise, fisher)
         step.log.add("risk", risk)
         step.log.add("pruned", perturbation.pruned)
+        return sent
+
+    def groups(self, tree: Iterable[str]) -> list[list[str]]:
+        """Names of parameters that share a risk: those of a layer, or one alone."""
+        return layers(tree) if self.per == "layer" else [[name] for name in tree]
+
+    def _above_one_threshold(self, gradient: Params, step: Step, fisher: Params) -> Params:
+        """As the authors' release has it: noise where the Fisher information is above one value for all tensors.
+
+        An entry of ``fisher`` may stand for several of the gradient, and then counts once for the threshold.
+        """
+        bar = _percentile(list(fisher.values()), 100 - self.phi)
+        groups, sent, pruned = self.groups(gradient), dict(gradient), 0
+        risks = layer_risks(step.params, groups)
+        for names, risk in zip(groups, risks, strict=True):
+            cut = _percentile([gradient[name].abs() for name in names], self.rho)
+            for name in names:
+                g = gradient[name]
+                small, noise = g.abs() < cut.to(g), step.rng.normal(g.shape, g)
+                noise = noise * (self.scale * risk).to(g) * (fisher[name] >= bar.to(g))
+                sent[name], pruned = g.masked_fill(small, 0) + noise, pruned + small.sum()
+        step.log.add("risk", risks.mean())
+        step.log.add("pruned", float(pruned) / sum(g.numel() for g in gradient.values()))
         return sent
 
 
@@ -93,7 +131,7 @@ class _Perturbation:
         places = {(tensor.dtype, tensor.device) for tensor in like.values()}
         self.scale, self.alike = options.scale, len(places) == 1
         self.in_numpy = places == {(torch.float32, torch.device("cpu"))}
-        self.groups = layers(like)
+        self.groups = options.groups(like)
         self.order = [name for names in self.groups for name in names]
         self.sizes = [like[name].numel() for name in self.order]
         self.weights = [_weights(names) for names in self.groups]
@@ -185,6 +223,12 @@ def _joined(tensors: Sequence[Tensor], alike: bool = False) -> Tensor:
     together = tensors if alike else [tensor.to(tensors[0]) for tensor in tensors]
     joined: Tensor = _flatten_dense_tensors(together)  # type: ignore[no-untyped-call]
     return joined
+
+
+def _percentile(tensors: list[Tensor], percent: float) -> Tensor:
+    """The smallest of all entries that at least ``percent`` of the others are not above."""
+    entries = _joined(tensors)
+    return entries.kthvalue(1 + math.ceil(percent / 100 * (len(entries) - 1))).values
 
 
 def _parts(sizes: Sequence[int]) -> list[slice]:

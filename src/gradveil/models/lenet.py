@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from gradveil.core.errors import GradveilError
 from gradveil.domains import Images
 from gradveil.models.building import MODELS, first_operation, initialised
 
@@ -15,14 +16,14 @@ STRIDES = (2, 2, 1, 1)
 
 
 class LeNet(nn.Module):
-    """Four 5x5 convolutions of 12 channels with sigmoids, and one linear layer."""
+    """Four 5x5 convolutions of 12 channels with sigmoids, or three, and one linear layer."""
 
-    def __init__(self, domain: Images, *, normalize: bool) -> None:
+    def __init__(self, domain: Images, *, normalize: bool, convolutions: int) -> None:
         super().__init__()
         self.normalize = first_operation(domain, normalize)
         layers: list[nn.Module] = []
         channels = domain.channels
-        for stride in STRIDES:
+        for stride in STRIDES[:convolutions]:
             layers += [nn.Conv2d(channels, WIDTH, kernel_size=5, stride=stride, padding=2), nn.Sigmoid()]
             channels = WIDTH
         self.body = nn.Sequential(*layers)
@@ -35,13 +36,22 @@ class LeNet(nn.Module):
 
 
 @MODELS.register("lenet")
-def lenet(domain: Images, *, init: Literal["default", "he", "wide"] = "default", normalize: bool = False) -> LeNet:
+def lenet(
+    domain: Images,
+    *,
+    init: Literal["default", "he", "wide"] = "default",
+    normalize: bool = False,
+    convolutions: int = len(STRIDES),
+) -> LeNet:
     """LeNet of Zhu et al.: four sigmoid convolutions and a linear layer.
 
     ``init=wide`` draws all weights and biases from U(-0.5, 0.5), as the DLG release does; with PyTorch's default
     initialisation the sigmoids pass on much smaller gradients, and inversion is harder. ``init=he``: N(0, 2 / fan out).
+    ``convolutions=3`` is the LeNet of DCS2's release for MNIST.
     """
-    model = LeNet(domain, normalize=normalize)
+    if convolutions not in (3, 4):
+        raise GradveilError(f"lenet has 3 or 4 convolutions, not {convolutions}")
+    model = LeNet(domain, normalize=normalize, convolutions=convolutions)
     if init == "wide":
         with torch.no_grad():
             for parameter in model.parameters():

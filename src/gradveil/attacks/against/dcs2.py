@@ -17,7 +17,7 @@ from gradveil.attacks.parts.channel import Channel, Span
 from gradveil.attacks.parts.counter import CounterMove, against
 from gradveil.attacks.parts.labels import prediction_errors
 from gradveil.core.types import cross_entropy
-from gradveil.defenses.dcs2 import DCS2
+from gradveil.defenses.dcs2 import DCS2, DCS2Plus
 from gradveil.engine import Given
 from gradveil.models import classifier
 from gradveil.threat.observation import Observation
@@ -29,6 +29,8 @@ class SearchBoth(CounterMove):
 
     k: int
     mix: float
+    weight: float
+    """How often the private picture's gradient is in the sum."""
 
     def prepare(self, one: Observation) -> Observation:
         """As many pictures as there are gradients in it; labels by how far the classifier's rows point down."""
@@ -40,7 +42,7 @@ class SearchBoth(CounterMove):
     def extra(self, one: Observation) -> Given:
         assert one.labels is not None
         own: Tensor = F.one_hot(one.labels, one.domain.classes).to(next(iter(one.reply.values())))
-        return {"targets": torch.cat([own[:1], self.mix * own[1:] + (1 - self.mix) * own[:1]])}
+        return {"targets": torch.cat([self.weight * own[:1], self.mix * own[1:] + (1 - self.mix) * own[:1]])}
 
     def finish(self, found: Reconstruction, one: Observation) -> Reconstruction:  # noqa: ARG002
         return replace(found, inputs=found.inputs[:1], labels=found.labels[:1])
@@ -49,9 +51,12 @@ class SearchBoth(CounterMove):
 def counter_move(defense: DCS2, one: Observation) -> CounterMove | None:
     """Of one example, with fewer concealed pictures than classes."""
     once = sum(isinstance(link, DCS2) for _, link in one.known_links()) == 1
-    alone = once and one.batch_size == 1 and defense.sensitive in ("all", "first")
+    named = defense.by_place(torch.arange(1))
+    alone = once and one.batch_size == 1 and named is not None and bool(named.all())
     readable = one.loss is cross_entropy and defense.k < one.domain.classes
-    return SearchBoth(defense.k, defense.mix) if alone and readable else None
+    # a strict projection acts on nearly every step, and adds the batch's own gradient
+    weight = 1 + defense.margin if isinstance(defense, DCS2Plus) and defense.strict else 1.0
+    return SearchBoth(defense.k, defense.mix, weight) if alone and readable else None
 
 
 @against(
@@ -66,7 +71,8 @@ def channel(defense: DCS2, one: Observation) -> Channel:
     Output gradients add up to zero over the classes: one more vector than the others, and the span shows nothing.
     """
     size = one.batch_size or 1
-    examples = size + defense.k * (1 if defense.sensitive == "first" else size)
+    named = defense.by_place(torch.arange(size))
+    examples = size + defense.k * (size if named is None else int(named.sum()))
     if size > 1 and examples >= one.domain.classes:
         return Channel()
     return Channel(span=Span(f"{classifier(one.module, one.domain)}.weight", examples))

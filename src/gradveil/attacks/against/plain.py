@@ -7,7 +7,7 @@ from gradveil.attacks.parts.counter import against
 from gradveil.attacks.parts.updates import counts, local_steps
 from gradveil.core.trees import add
 from gradveil.defenses import DP, Clip, ClipExamples, Noise, Outpost, Soteria, Sparsify
-from gradveil.defenses.outpost import layer_risks, layers
+from gradveil.defenses.outpost import layer_risks
 from gradveil.models import classifier
 from gradveil.threat.observation import Observation
 
@@ -21,9 +21,9 @@ _PER: dict[str, Per] = {"layer": "tensor", "global": "update", "example": "examp
 )
 def noise(defense: Noise, one: Observation) -> Channel:
     return Channel(
-        noise=defense.sigma**2,
+        noise=defense.deviation**2,
         counted=_counted(one, defense.at),
-        draw=lambda update, drawn: add(update, drawn, defense.sigma),
+        draw=lambda update, drawn: add(update, drawn, defense.deviation),
     )
 
 
@@ -69,11 +69,14 @@ def soteria(defense: Soteria, one: Observation) -> Channel:
     "the spread of their weights tells.",
 )
 def outpost(defense: Outpost, one: Observation) -> Channel:
-    """The broadcast shows the spread of the weights, and which entries are sent does not depend on the noise."""
-    groups = layers(one.sent)
+    """The broadcast shows the spread of the weights, and which entries are sent does not depend on the noise.
+
+    Where Fisher information is a mean over outputs, small entries get noise too, and those sent are not the largest.
+    """
+    groups = defense.groups(one.sent)
     levels = (defense.scale * layer_risks(one.sent, groups)).square().tolist()
     noise = {name: level for names, level in zip(groups, levels, strict=True) for name in names}
-    return Channel(noise_by_tensor=noise, zeroed=frozenset(one.sent), largest=True)
+    return Channel(noise_by_tensor=noise, zeroed=frozenset(one.sent), largest=defense.fisher != "outputs")
 
 
 def _counted(one: Observation, at: str) -> tuple[float, ...]:
