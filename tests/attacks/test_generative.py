@@ -130,6 +130,18 @@ def test_attacks_with_a_generator_do_to_candidates_what_the_defense_did(name: st
     assert attack.aware
 
 
+@pytest.mark.parametrize("condition", ["label", "wrong", "none"])
+def test_the_class_that_is_asked_for_can_be_wrong_or_none(condition: str) -> None:
+    (one,) = observed(private_batches(1))
+    attack = ATTACKS.build(f"ggl:condition={condition}", Budget(1, 2))
+    assert isinstance(attack, Generative)
+    codes = attack.codes(one)
+    code, label = codes.starts(1, [generator(0)])["code"][0], torch.tensor([9])
+    asked = {"label": label, "wrong": torch.tensor([0]), "none": None}[condition]
+    drawn = codes.decode({"code": code}, {"labels": label})
+    torch.testing.assert_close(drawn, codes.generator.decode(code, asked))
+
+
 def test_all_populations_are_valued_as_one_batch() -> None:
     attack = ATTACKS.build("ggl:population=5,iterations=2,restarts=2,strategy=vmap", Budget(1, 2))
     found = attack(observed(private_batches(2)), seeds=[0, 1])

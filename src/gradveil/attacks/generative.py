@@ -15,7 +15,7 @@ from gradveil.attacks.parts.counter import Averages
 from gradveil.attacks.parts.matching import Matching, Phase, PhaseResult, Pruned
 from gradveil.attacks.parts.objectives import Cosine, Objective, OrthogonalObjective, Squared, energy, roughness
 from gradveil.attacks.parts.population import Evolution, TuRBO
-from gradveil.attacks.parts.priors import CodeCost, Codes, Features, OwnWeights, Prior
+from gradveil.attacks.parts.priors import CodeCost, Codes, Condition, Features, OwnWeights, Prior
 from gradveil.attacks.parts.search import Adam, Schedule, Search
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
@@ -72,8 +72,10 @@ class GGL(Generative):
     code: CodeCost = "kl"
     code_weight: float = 1e-3
     limit: float | None = None
+    condition: Condition = "label"
     lr: float = 0.1
     schedule: Schedule = "steps"
+    signed: bool = False
     population: int = 50
 
     def __post_init__(self) -> None:
@@ -111,12 +113,21 @@ class GGL(Generative):
             search = TuRBO.published(evaluations=self.steps)
         else:
             warmup = self.steps // 20 if self.schedule == "plateau" else 0
-            search = Adam(iterations=self.steps, lr=self.lr, schedule=self.schedule, warmup=warmup)
+            search = Adam(
+                iterations=self.steps, lr=self.lr, schedule=self.schedule, warmup=warmup, signed=self.signed
+            )
         return (Phase(search=search, prior=self.codes),)
 
     def codes(self, one: Observation, _: PhaseResult | None = None) -> Codes:
         plain = super().codes(one)
-        return Codes(plain.generator, plain.device, cost=self.code, weight=self.code_weight, limit=self.limit)
+        return Codes(
+            plain.generator,
+            plain.device,
+            cost=self.code,
+            weight=self.code_weight,
+            limit=self.limit,
+            condition=self.condition,
+        )
 
 
 @ATTACKS.register("gias")
