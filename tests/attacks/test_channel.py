@@ -10,7 +10,7 @@ from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
 from gradveil.attacks.parts.channel import (
     Estimated,
-    clip_bound,
+    clip_bounds,
     cut_tensors,
     estimate,
     noise_level,
@@ -26,13 +26,24 @@ from gradveil.metrics import psnr
 MODELS = ["lenet:init=wide", "resnet18", "vit:depth=1,dim=24"]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_clip_bound_is_read_off_the_norms(model: str) -> None:
+@pytest.mark.parametrize("per", ["layer", "global"])
+@pytest.mark.parametrize("model", [*MODELS, "lenet"])
+def test_each_tensor_has_the_norm_it_was_clipped_to(model: str, per: str) -> None:
     (bare,) = observed(private_batches(1), model=model)
-    norms = sorted(float(tensor.norm()) for tensor in bare.reply.values())
-    (clipped,) = observed(private_batches(1), model=model, defense=f"clip:bound={norms[-3]}")
-    assert clip_bound(bare.reply) is None
-    assert clip_bound(clipped.reply) == pytest.approx(norms[-3], rel=1e-3)
+    norms = {name: float(tensor.norm()) for name, tensor in bare.reply.items()}
+    bound = sorted(norms.values())[-1] / 2
+    (clipped,) = observed(private_batches(1), model=model, defense=f"clip:bound={bound},per={per}")
+    factor = bound / float(norm(bare.reply))
+    expected = {name: factor * each if per == "global" else min(bound, each) for name, each in norms.items()}
+    assert clip_bounds(clipped.reply, dict.fromkeys(norms, 1.0)) == pytest.approx(expected, rel=1e-4, abs=1e-14)
+
+
+@pytest.mark.parametrize(("per", "clipped"), [("layer", 4.0), ("global", 3.97)])
+def test_the_noise_after_a_clip_is_no_part_of_the_bound(per: str, clipped: float) -> None:
+    (noisy,) = observed(private_batches(1), model="lenet", defense=f"clip:bound=4,per={per}+noise:sigma=0.02")
+    bounds = clip_bounds(noisy.reply, trusts(noisy.reply, noise_level(noisy.reply) ** 2))
+    assert float(noisy.reply["fc.weight"].norm()) > 4.3
+    assert bounds["fc.weight"] == pytest.approx(clipped, rel=0.02)
 
 
 @pytest.mark.integration
@@ -73,7 +84,15 @@ def test_the_noise_level_is_read_off_the_spread(model: str) -> None:
 def test_the_true_update_is_treated_as_the_defense_did() -> None:
     batches = private_batches(2)
     bare = observed(batches)
-    for defense in ("none", "clip:bound=2", "sparsify:rate=0.8", "soteria:rate=0.5"):
+    for defense in (
+        "none",
+        "clip:bound=2",
+        "clip:bound=2,per=global",
+        "sparsify:rate=0.8",
+        "sparsify:rate=0.8+clip:bound=2",
+        "clip:bound=2+sparsify:rate=0.8",
+        "soteria:rate=0.5",
+    ):
         seen = observed(batches, defense=defense)
         known = Estimated().extra(seen)
         for i, one in enumerate(seen):
@@ -82,6 +101,23 @@ def test_the_true_update_is_treated_as_the_defense_did() -> None:
             for name, tensor in treated.items():
                 torch.testing.assert_close(tensor, one.reply[name], msg=f"{defense} {name}")
                 assert torch.equal(reply[name], one.reply[name])
+
+
+def test_candidates_may_be_pruned_anew() -> None:
+    """The true update to what was sent; another one to as many entries of its own; Soteria's columns as they are."""
+    batches = private_batches(2)
+    bare, sparse = observed(batches), observed(batches, defense="sparsify:rate=0.9")
+    about = Estimated(anew=True).extra(sparse[:1])
+    given = {"reply": sparse[0].reply, **tree_map(lambda tensor: tensor[0], about)}
+    own, _ = Estimated(anew=True).pair(bare[0].reply, sparse[0].reply, given)
+    for name, tensor in own.items():
+        torch.testing.assert_close(tensor, sparse[0].reply[name])
+    other, _ = Estimated(anew=True).pair(bare[1].reply, sparse[0].reply, given)
+    left, sent = other["fc.weight"] != 0, sparse[0].reply["fc.weight"] != 0
+    assert left.sum() == sent.sum()
+    assert (left != sent).any()
+    (pruned,) = observed(batches[:1], defense="soteria:rate=0.8")
+    assert not any(bool(tensor.any()) for tensor in Estimated(anew=True).extra([pruned])["sparse"].values())
 
 
 @pytest.mark.integration
@@ -105,6 +141,15 @@ def test_averaging_is_the_mean_over_draws() -> None:
     ]
     found = averaged(one.reply, lambda update: objective(update, one.reply))
     torch.testing.assert_close(found, torch.stack(by_hand).mean())
+
+
+def test_gradients_may_be_averaged_before_they_are_compared() -> None:
+    (one,) = observed(private_batches(1), defense="noise:sigma=0.05")
+    averaged, objective = Averaged(one, 4, "gradients"), Cosine()
+    mean = {name: drawn.mean(dim=0) for name, drawn in averaged.draws.items()}
+    by_hand = objective(add(one.reply, mean, 0.05), one.reply)
+    torch.testing.assert_close(averaged(one.reply, lambda update: objective(update, one.reply)), by_hand)
+    assert by_hand < Averaged(one, 4)(one.reply, lambda update: objective(update, one.reply))
 
 
 def test_a_draw_of_censor_is_orthogonal_and_of_the_same_length() -> None:

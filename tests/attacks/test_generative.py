@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from exchanges import observed, private_batches
+from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
+from gradveil.attacks.generative import Generative
 from gradveil.attacks.parts.matching import Matching
 from gradveil.attacks.parts.population import Evolution, TuRBO
 from gradveil.attacks.parts.priors import Codes, into_l1_ball
@@ -20,6 +22,7 @@ from gradveil.auditing import make_case, run_case
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
+from gradveil.metrics import psnr
 
 SEARCHES = {"adam": 150, "cma": 30, "turbo": 40}
 
@@ -51,6 +54,18 @@ def test_each_search_goes_down(spec: str) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("model", ["lenet:init=wide", "lenet"])
+def test_no_clip_costs_ggl_more_than_a_decibel(model: str) -> None:
+    batches = private_batches(2)
+    private, quality = torch.cat([batch.inputs for batch in batches]), {}
+    for defense in ("none", "clip:bound=4", "clip:bound=4,per=global"):
+        attack = ATTACKS.build("ggl:optimizer=adam", Budget(1, 150))
+        found = attack(observed(batches, model=model, defense=defense), seeds=[0, 1])
+        quality[defense] = float(psnr(torch.cat([one.inputs for one in found]), private).mean())
+    assert min(quality.values()) > quality["none"] - 1, quality
+
+
+@pytest.mark.integration
 def test_gias_ends_in_weights_that_fit_better_than_any_code() -> None:
     attack = ATTACKS.build("gias:iterations=40,weight_lr=0.0003,restarts=1", Budget(1, 40))
     (found,) = attack(observed(private_batches(1)), seeds=[0])
@@ -72,6 +87,7 @@ def test_a_generator_of_another_shape_is_refused() -> None:
         ("ggl:match=surrogate", "cma searches codes alone"),
         ("ggl:optimizer=turbo,match=surrogate", "turbo searches codes alone"),
         ("ggl:optimizer=turbo,limit=5", "leave limit out"),
+        ("ggl:optimizer=turbo-1,limit=5", "leave limit out"),
     ],
 )
 def test_what_does_not_go_together_is_refused(spec: str, words: str) -> None:
@@ -88,6 +104,42 @@ def test_turbo_reaches_the_edge_of_its_box() -> None:
     assert isinstance(prior, Codes)
     edge = torch.full((1, prior.generator.latent), phase.search.box)
     assert torch.equal(prior.code({"code": edge}), edge)
+
+
+def test_turbo_as_published_counts_evaluations_and_starts_in_a_latin_hypercube() -> None:
+    search = TuRBO.published(evaluations=1000)
+    assert search.iterations * search.population == 1000
+    first = search._first(256, 128, generator(0))
+    assert all(torch.equal((256 * axis).floor().sort().values, torch.arange(256.0)) for axis in first.T)
+
+
+def test_a_generator_of_larger_pictures_is_resized() -> None:
+    """As BigGAN's 256 pixels are for ImageNet's 224."""
+    (one,) = observed(private_batches(1))
+    small = replace(one, domain=replace(SAMPLES.domain, height=24, width=24))
+    attack = ATTACKS.build("ggl:generator=cifar10", Budget(1, 2))
+    assert isinstance(attack, Generative)
+    assert attack.codes(small).generator.shape == (3, 24, 24)
+    assert attack.codes(one).generator.shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("name", ["ggl", "gias", "gifd"])
+def test_attacks_with_a_generator_do_to_candidates_what_the_defense_did(name: str) -> None:
+    attack = ATTACKS.build(name, Budget(1, 2))
+    assert isinstance(attack, Generative)
+    assert attack.aware
+
+
+@pytest.mark.parametrize("condition", ["label", "wrong", "none"])
+def test_the_class_that_is_asked_for_can_be_wrong_or_none(condition: str) -> None:
+    (one,) = observed(private_batches(1))
+    attack = ATTACKS.build(f"ggl:condition={condition}", Budget(1, 2))
+    assert isinstance(attack, Generative)
+    codes = attack.codes(one)
+    code, label = codes.starts(1, [generator(0)])["code"][0], torch.tensor([9])
+    asked = {"label": label, "wrong": torch.tensor([0]), "none": None}[condition]
+    drawn = codes.decode({"code": code}, {"labels": label})
+    torch.testing.assert_close(drawn, codes.generator.decode(code, asked))
 
 
 def test_all_populations_are_valued_as_one_batch() -> None:

@@ -94,6 +94,9 @@ def test_schedules() -> None:
     assert cosine.rate(0) == pytest.approx(0.1)
     assert cosine.rate(9) == cosine.rate(10) == 1
     assert cosine.rate(55) == pytest.approx(0.5)
+    plateau = Adam(iterations=2500, schedule="plateau", warmup=125)
+    assert [plateau.rate(i) for i in (0, 124, 1874)] == pytest.approx([1 / 125, 1, 1])
+    assert [plateau.rate(1875 + i) for i in (0, 312, 624)] == pytest.approx([1, 0.5, 0], abs=2e-3)
     assert [Adam(iterations=8).rate(i) for i in (2, 3, 5, 7)] == pytest.approx([1, 0.1, 0.01, 0.001])
 
 

@@ -7,6 +7,7 @@ import torch
 
 from exchanges import observed, private_batches
 from gradveil.attacks import ATTACKS, Budget
+from gradveil.attacks.parts.problem import StatisticsRule, batch_norm_distance
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch, Recipe
 from gradveil.metrics import matched, psnr
@@ -73,6 +74,20 @@ def test_batch_norm_statistics_count_only_where_they_are_given() -> None:
     (_, _, without), (_, _, given) = (attack.problems([one], [0]) for one in (blind, informed))  # type: ignore[attr-defined]
     assert "statistics" not in without
     assert given["statistics"].keys() == informed.statistics.keys()
+
+
+@pytest.mark.parametrize("rule", ["squared", "norm"])
+@pytest.mark.parametrize("train_mode", [False, True])
+def test_the_statistics_are_those_of_the_clients_own_pass(train_mode: bool, rule: StatisticsRule) -> None:
+    batches = private_batches(1, 2)
+    recipe = Recipe(train_mode=train_mode)
+    (one,) = observed(batches, model="resnet18", threat="E", recipe=recipe)
+    assert one.statistics is not None
+    away = batch_norm_distance(one, 1.0, rule)
+    assert float(away(batches[0].inputs, one.statistics)) < 1e-3
+    assert float(away(batches[0].inputs.flip(-1) * 0.5, one.statistics)) > 0.01
+    (other,) = observed(batches, model="resnet18", threat="E", recipe=Recipe(train_mode=not train_mode))
+    assert float(away(batches[0].inputs, other.statistics or {})) > 0.01
 
 
 @pytest.mark.slow

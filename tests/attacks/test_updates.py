@@ -83,6 +83,15 @@ def test_a_surrogate_of_several_steps_is_searched_along_them() -> None:
     assert "mix" not in attack.problems(observed(private_batches(1, 2)), [0])[1]
 
 
+def test_the_point_of_a_surrogate_stays_between_the_ends() -> None:
+    attack = ATTACKS.build("sme:mix_lr=2", Budget(1, 1))
+    assert isinstance(attack, Matching)
+    problems = attack.prepare(observed(private_batches(1, 2), recipe=replace(ONE_STEP, epochs=2)), [0])
+    for mix in (-0.2, 0.3, 1.7):
+        held = problems.project({**problems.start, "mix": torch.tensor([mix])})["mix"]
+        assert held.tolist() == pytest.approx([min(max(mix, 0), 1)])
+
+
 @pytest.mark.parametrize("name", ["dlg", "idlg"])
 def test_lbfgs_searches_along_the_steps_too(name: str) -> None:
     seen = observed(private_batches(1, 2), recipe=replace(ONE_STEP, epochs=2))

@@ -48,7 +48,7 @@ def test_the_card_says_what_it_was_trained_on(name: str) -> None:
 
 
 def test_specs(tmp_path: Path) -> None:
-    assert set(GENERATORS) == {"biggan", "cifar10", "file", "mnist", "progan-128", "stylegan2"}
+    assert set(GENERATORS) == {"biggan", "cifar10", "file", "mnist", "progan-128", "stylegan2", "untrained"}
     assert GENERATORS.canonical("cifar10: size=16") == "cifar10:size=16"
     model = generators.build("mnist:size=14")
     assert model.shape == (1, 14, 14)
@@ -113,4 +113,4 @@ def test_published_generators_are_the_entry_points_of_the_project_and_loaded_whe
     )
     code += "print(*[g.GENERATORS.get(name).__name__ for name in g.GENERATORS])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["biggan", "cifar10", "file", "mnist", "progan_128", "stylegan2"]
+    assert done.stdout.split() == ["biggan", "cifar10", "file", "mnist", "progan_128", "stylegan2", "untrained"]

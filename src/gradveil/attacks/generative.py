@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from gradveil.attacks.base import ATTACKS
-from gradveil.attacks.parts.matching import Matching, Phase, PhaseResult
+from gradveil.attacks.parts.counter import Averages
+from gradveil.attacks.parts.matching import Matching, Phase, PhaseResult, Pruned
 from gradveil.attacks.parts.objectives import Cosine, Objective, OrthogonalObjective, Squared, energy, roughness
 from gradveil.attacks.parts.population import Evolution, TuRBO
-from gradveil.attacks.parts.priors import CodeCost, Codes, Features, OwnWeights, Prior
-from gradveil.attacks.parts.search import Adam, Search
+from gradveil.attacks.parts.priors import CodeCost, Codes, Condition, Features, OwnWeights, Prior
+from gradveil.attacks.parts.search import Adam, Schedule, Search
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Params
-from gradveil.generators import Generator, build
+from gradveil.generators import Generator, build, resized
 from gradveil.threat.observation import Observation
 
 _OBJECTIVES: dict[str, Objective] = {"squared": Squared(), "cosine": Cosine(), "marks": OrthogonalObjective()}
@@ -28,11 +29,14 @@ SHIPPED: dict[tuple[int, ...], str] = {(3, 32, 32): "cifar10", (1, 28, 28): "mni
 
 @dataclass(frozen=True, kw_only=True)
 class Generative(Matching):
-    """What attacks with a generator share: they begin with its code."""
+    """What attacks with a generator share: they begin with its code, and do to candidates what a defense did."""
 
     generator: str = "auto"
-    aware: bool = False
+    aware: bool = True
+    pruned: Pruned = "sent"
     draws: int = 0
+    averaged: Averages = "distances"
+    statistics: float = 0.0
 
     def codes(self, one: Observation, _: PhaseResult | None = None) -> Codes:
         """The code is unknown, of a generator that draws what the inputs look like."""
@@ -44,6 +48,9 @@ class Generative(Matching):
                 "generator=, such as one trained with `gradveil generator train`"
             )
         generator = _loaded(name, device)
+        (channels, *drawn_sides), (wanted, *sides) = generator.shape, one.domain.shape
+        if channels == wanted and len({*sides}) == len({*drawn_sides}) == 1 and drawn_sides > sides:
+            generator = resized(generator, sides[0])  # as GGL has BigGAN's 256 pixels at 224
         if generator.shape != one.domain.shape:
             drawn = "x".join(map(str, generator.shape))
             raise GradveilError(f"the generator draws {drawn}, but the inputs are {shape}: choose another generator=")
@@ -60,23 +67,25 @@ def _loaded(spec: str, device: torch.device) -> Generator:
 class GGL(Generative):
     """Generative Gradient Leakage (Li et al. 2022): the code of a generator, found by CMA-ES, TuRBO or Adam."""
 
-    optimizer: Literal["cma", "turbo", "adam"] = "cma"
+    optimizer: Literal["cma", "turbo", "turbo-1", "adam"] = "cma"
     distance: Literal["squared", "cosine", "marks"] = "squared"
     code: CodeCost = "kl"
     code_weight: float = 1e-3
     limit: float | None = None
+    condition: Condition = "label"
     lr: float = 0.1
+    schedule: Schedule = "steps"
+    signed: bool = False
     population: int = 50
-    aware: bool = True
 
     def __post_init__(self) -> None:
         if self.match == "surrogate" and self.optimizer != "adam":
             raise GradveilError(
                 f"attack ggl: {self.optimizer} searches codes alone, and match=surrogate a point too: use adam"
             )
-        if self.limit is not None and self.optimizer == "turbo":
+        if self.limit is not None and self.optimizer in ("turbo", "turbo-1"):
             raise GradveilError(
-                "attack ggl: turbo searches codes in [-2, 2] anyway: leave limit out, or use cma or adam"
+                f"attack ggl: {self.optimizer} searches codes in [-2, 2] anyway: leave limit out, or use cma or adam"
             )
         super().__post_init__()
 
@@ -90,8 +99,8 @@ class GGL(Generative):
 
     @property
     def steps(self) -> int:
-        usual = self.budget.iterations if self.optimizer == "adam" else max(1, self.budget.iterations // 4)
-        return self.iterations or usual
+        usual = {"adam": self.budget.iterations, "turbo-1": 10 * (self.budget.iterations // 4)}
+        return self.iterations or usual.get(self.optimizer, max(1, self.budget.iterations // 4))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -100,13 +109,25 @@ class GGL(Generative):
             search = Evolution(iterations=self.steps, population=self.population)
         elif self.optimizer == "turbo":
             search = TuRBO(iterations=self.steps)
+        elif self.optimizer == "turbo-1":
+            search = TuRBO.published(evaluations=self.steps)
         else:
-            search = Adam(iterations=self.steps, lr=self.lr)
+            warmup = self.steps // 20 if self.schedule == "plateau" else 0
+            search = Adam(
+                iterations=self.steps, lr=self.lr, schedule=self.schedule, warmup=warmup, signed=self.signed
+            )
         return (Phase(search=search, prior=self.codes),)
 
     def codes(self, one: Observation, _: PhaseResult | None = None) -> Codes:
         plain = super().codes(one)
-        return Codes(plain.generator, plain.device, cost=self.code, weight=self.code_weight, limit=self.limit)
+        return Codes(
+            plain.generator,
+            plain.device,
+            cost=self.code,
+            weight=self.code_weight,
+            limit=self.limit,
+            condition=self.condition,
+        )
 
 
 @ATTACKS.register("gias")

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from gradveil.attacks.base import ATTACKS
+from gradveil.attacks.parts.counter import Averages
 from gradveil.attacks.parts.lbfgs import LBFGS
 from gradveil.attacks.parts.matching import Matching, Phase, over_pixels
 from gradveil.attacks.parts.objectives import Cosine, Objective, Squared, energy, roughness
+from gradveil.attacks.parts.problem import StatisticsRule
 from gradveil.attacks.parts.search import Adam
 from gradveil.attacks.parts.updates import Explanation
 
@@ -62,6 +64,7 @@ class InvertingGradients(Matching):
     signed: bool = True
     aware: bool = False
     draws: int = 0
+    averaged: Averages = "distances"
     title = "IG"
     objective = Cosine()
 
@@ -76,8 +79,8 @@ class InvertingGradients(Matching):
 class GradInversion(Matching):
     """GradInversion (Yin et al. 2021): squared matching, image priors, restarts pulled together, batch-norm statistics.
 
-    The statistics count only where the threat model gives them (E). The consensus is the plain mean of the restarts;
-    the paper registers them first. Its Langevin noise is left out.
+    The statistics count only where the threat model gives them (E). As published, restarts are registered before their
+    mean is taken (``registered``) and Langevin noise is added (``langevin=0.2``); CENSOR's paper has it match cosines.
     """
 
     lr: float = 0.1
@@ -85,14 +88,21 @@ class GradInversion(Matching):
     tv: float = 4e-4
     norm: float = 1e-6
     consensus: float = 0.01
+    registered: bool = False
+    langevin: float = 0.0
     statistics: float = 0.1
+    statistics_rule: StatisticsRule = "squared"
+    distance: Literal["squared", "cosine"] = "squared"
     title = "GI"
-    objective = Squared()
+
+    @property
+    def objective(self) -> Objective:
+        return Squared() if self.distance == "squared" else Cosine()
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         warmup = min(self.warmup, self.steps // 4)
-        search = Adam(iterations=self.steps, lr=self.lr, schedule="cosine", warmup=warmup)
+        search = Adam(iterations=self.steps, lr=self.lr, schedule="cosine", warmup=warmup, noise=self.langevin)
         natural = ((self.tv, roughness), (self.norm, energy))
         return (Phase(search=search, prior=over_pixels(), regularisers=natural),)
 

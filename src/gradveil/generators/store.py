@@ -68,6 +68,18 @@ def mnist(_progress: Progress, *, size: int | None = None) -> Generator:
     return resized(_shipped("mnist"), size)
 
 
+@GENERATORS.register("untrained")
+def untrained(_progress: Progress, *, channels: int = 3, size: int = 32, seed: int = 0) -> Generator:
+    """DCGAN with random weights, which has learned nothing: the control for what a generator's training adds."""
+    model = DCGAN(channels=channels, height=size, width=size)
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.randn(weight.shape, generator=rng) * (2 / weight[0].numel()) ** 0.5)
+    return model
+
+
 @GENERATORS.register("file")
 def file(_progress: Progress, *, path: str, size: int | None = None) -> Generator:
     """Your own, as written by `gradveil generator train`."""

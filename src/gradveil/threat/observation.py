@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,7 +14,7 @@ from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
 from gradveil.data import ImageSet
 from gradveil.defenses import DEFENSES, Defense
 from gradveil.domains import Domain
-from gradveil.models import batch_norm_statistics
+from gradveil.models import Functional, batch_norm_statistics
 from gradveil.threat.model import Knowledge, ThreatModel
 
 PublicSource = Callable[[str | None], ImageSet]
@@ -113,7 +112,9 @@ def observe(
         recipe=recipe if Knowledge.RECIPE in knows else None,
         defense=defense if Knowledge.DEFENSE in knows else None,
         built_defense=built_defense if Knowledge.DEFENSE in knows else None,
-        statistics=_statistics(module, sent, batch) if batch is not None and Knowledge.STATISTICS in knows else None,
+        statistics=_statistics(module, sent, batch, recipe)
+        if batch is not None and Knowledge.STATISTICS in knows
+        else None,
         reshaped=DEFENSES.reshaping(defense, built_defense),
         crafted=crafted,
         earlier=earlier,
@@ -124,6 +125,8 @@ def observe(
     )
 
 
-def _statistics(module: nn.Module, sent: Params, batch: Batch) -> Params | None:
+def _statistics(module: nn.Module, sent: Params, batch: Batch, recipe: Recipe) -> Params | None:
+    """Those that the client's own pass had: in train mode each layer normalises by the statistics of the batch."""
     with torch.no_grad():
-        return batch_norm_statistics(copy.deepcopy(module).eval(), sent, batch.inputs) or None
+        model = Functional(module, train_mode=recipe.train_mode)
+        return batch_norm_statistics(model.module, sent, batch.inputs) or None

@@ -1,10 +1,11 @@
 """What a defense did between a client's gradient and its reply, as far as the adversary knows it.
 
-From the update alone it can be estimated. An update that was clipped layer by layer has several layers of exactly the
-same norm, the largest. One that was sparsified has the same share of zeros in every large tensor. Soteria leaves whole
-columns of the classifier at zero. Noise spreads the entries of many tensors by the same amount, whatever their
-gradients are. What is not found is taken for not done. Columns behind ReLUs that no example drives are zero too, and
-are taken for left out: on an undefended update candidates are then compared without them.
+From the update alone it can be estimated. Whether each tensor was clipped or all of them together, the norm of a tensor
+in the update is the most that the same tensor of a candidate may have (Li et al. 2022). An update that was sparsified
+has the same share of zeros in every large tensor. Soteria leaves whole columns of the classifier at zero. Noise spreads
+the entries of many tensors by the same amount, whatever their gradients are. What is not found is taken for not done.
+Columns behind ReLUs that no example drives are zero too, and are taken for left out: on an undefended update candidates
+are then compared without them.
 """
 
 from __future__ import annotations
@@ -32,11 +33,8 @@ _LARGE = 100
 _MANY = 400
 """Entries from which on the median of a tensor is known to a few percent."""
 _SAME_SPREAD = 0.1
-_SAME_NORM = 1e-4
 _SAME_SHARE = 0.02
 _FEWEST_ZEROS = 0.05
-_UNBOUNDED = 1e15
-"""Stands for no clip: a bound that divides and multiplies like any other."""
 
 
 class Span(NamedTuple):
@@ -119,9 +117,9 @@ class Channel:
 
 
 def estimate(reply: Params) -> Channel:
-    """The channel that an update went through, from the update alone."""
+    """The noise and the zeros of an update, from the update alone; what it was clipped to differs by tensor."""
     variance = noise_level(reply) ** 2
-    return Channel(bound=clip_bound(reply), noise=variance or None, zeroed=frozenset(cut_tensors(reply)))
+    return Channel(noise=variance or None, zeroed=frozenset(cut_tensors(reply)))
 
 
 class Adjustment:
@@ -150,44 +148,61 @@ class Adjustment:
 class Estimated(Adjustment):
     """What the update itself tells of a defense is done to candidates as well.
 
-    They are clipped, and compared only where something was sent, in tensors that count by how much is not noise.
+    They are compared only where something was sent, no tensor of theirs is longer than that of the update without its
+    noise, and tensors count by how much of them is not noise. An update that nobody clipped is its own bound too, so
+    that its own gradient stays as it is. Where the update was sparsified, ``anew`` keeps as many entries of a candidate
+    as were sent, its own largest (GGL's paper), instead of those that were sent: weaker, see docs/attacks/ggl.md.
     """
 
     data_only = False
 
+    def __init__(self, *, anew: bool = False) -> None:
+        self.anew = anew
+
     def extra(self, seen: Sequence[Observation]) -> Given:
-        """The clip bound, how far each tensor is to be trusted and, where any was cut down, which were."""
-        names, device = list(seen[0].reply), next(iter(seen[0].reply.values())).device
+        """By tensor how far it is to be trusted, the bound of its norm and, where any was cut down, whether it was."""
+        device = next(iter(seen[0].reply.values())).device
         channels = [estimate(one.reply) for one in seen]
         trust = [trusts(one.reply, channel.noise or 0.0) for one, channel in zip(seen, channels, strict=True)]
-        bounds = [_UNBOUNDED if channel.bound is None else channel.bound for channel in channels]
-        found: Given = {
-            "trust": {name: torch.tensor([one[name] for one in trust], device=device) for name in names},
-            "bound": torch.tensor(bounds, device=device),
-        }
+        bounds = [clip_bounds(one.reply, share) for one, share in zip(seen, trust, strict=True)]
+        found: dict[str, list[dict[str, float]]] = {"trust": trust, "bound": bounds}
         if any(channel.zeroed for channel in channels):
-            found["cut"] = {
-                name: torch.tensor([name in one.zeroed for one in channels], device=device) for name in names
-            }
-        return found
+            found["cut"] = [{name: name in channel.zeroed for name in seen[0].reply} for channel in channels]
+            if self.anew:
+                sparse = [sparsified_tensors(one.reply) for one in seen]
+                found["sparse"] = [{name: name in names for name in seen[0].reply} for names in sparse]
+        return {
+            key: {name: torch.tensor([one[name] for one in each], device=device) for name in seen[0].reply}
+            for key, each in found.items()
+        }
 
     def pair(self, update: Params, reply: Params, given: Given) -> tuple[Params, Params]:
         def trusted(tree: Params) -> Params:
             return map_each(torch.mul, tree, given["trust"])
 
-        own = map_each(lambda tensor: tensor * _shrunk(tensor.square().sum(), given["bound"]), update)
-        if "cut" in given:
-            own = map_each(
-                lambda tensor, sent, cut: torch.where(cut & (sent == 0), 0, tensor), own, given["reply"], given["cut"]
-            )
+        own = update
+        if "cut" in given:  # before the clip: the bound is the norm of what was left
+            absent = map_each(lambda sent, cut: cut & (sent == 0), given["reply"], given["cut"])
+            if self.anew:
+                small = map_each(_smallest, own, given["reply"])
+                absent = map_each(torch.where, given["sparse"], small, absent)
+            own = map_each(lambda tensor, gone: torch.where(gone, 0, tensor), own, absent)
+        own = map_each(lambda tensor, bound: tensor * _shrunk(tensor.square().sum(), bound), own, given["bound"])
         return trusted(own), trusted(reply)
 
     def of_moments(self, given: Given) -> ChangeMoments | None:
         def treated(name: str, product: Tensor, square: Tensor, observed: Tensor) -> Moments:
-            shrunk, trust = _shrunk(square, given["bound"]), given["trust"][name].square()
+            shrunk, trust = _shrunk(square, given["bound"][name]), given["trust"][name].square()
             return Moments(trust * shrunk * product, trust * shrunk.square() * square, trust * observed)
 
         return None if "cut" in given else lambda found: {name: treated(name, *each) for name, each in found.items()}
+
+
+def _smallest(tensor: Tensor, sent: Tensor) -> Tensor:
+    """Which entries of a tensor are not among its largest, of which there are as many as were sent."""
+    sizes = tensor.detach().abs()
+    last = ((sent != 0).sum() - 1).clamp(min=0)
+    return sizes < sizes.flatten().sort(descending=True).values.gather(0, last.view(1))
 
 
 def _shrunk(square: Tensor, bound: Tensor) -> Tensor:
@@ -219,20 +234,23 @@ def trusts(update: Params, variance: float) -> dict[str, float]:
     return {name: max(0.0, 1 - share) for name, share in explained.items()}
 
 
-def clip_bound(update: Params) -> float | None:
-    """The bound to which the layers of an update were clipped, None if they do not look clipped."""
-    norms = torch.stack([tensor.norm() for tensor in update.values()])
-    largest = norms.max()
-    alike = (norms - largest).abs() <= _SAME_NORM * largest
-    return float(largest) if int(alike.sum()) >= 2 else None
+def clip_bounds(update: Params, trust: Mapping[str, float]) -> dict[str, float]:
+    """By tensor the norm of what is not noise, the bound that GGL takes it to be clipped to."""
+    return {name: max(float(tensor.norm()) * trust[name] ** 0.5, 1e-15) for name, tensor in update.items()}
+
+
+def sparsified_tensors(update: Params) -> set[str]:
+    """Tensors that were sparsified, if the update was."""
+    shares = {name: float((tensor == 0).float().mean()) for name, tensor in update.items()}
+    large = [shares[name] for name, tensor in update.items() if tensor.numel() >= _LARGE]
+    found = bool(large) and min(large) > _FEWEST_ZEROS and max(large) - min(large) < _SAME_SHARE
+    return {name for name, share in shares.items() if share > 0 and found}
 
 
 def cut_tensors(update: Params) -> set[str]:
     """Tensors that were sparsified, or of which whole columns are missing."""
-    shares = {name: float((tensor == 0).float().mean()) for name, tensor in update.items()}
-    large = [shares[name] for name, tensor in update.items() if tensor.numel() >= _LARGE]
-    if large and min(large) > _FEWEST_ZEROS and max(large) - min(large) < _SAME_SHARE:
-        return {name for name, share in shares.items() if share > 0}
+    if sparse := sparsified_tensors(update):
+        return sparse
 
     def lacks_columns(weight: Tensor) -> bool:
         """Whether a part of the columns, not all, is zero while every other column has an entry in most rows."""

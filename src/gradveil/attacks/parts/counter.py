@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any
+from functools import partial, reduce
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -269,14 +269,20 @@ def channels_of(one: Observation) -> list[Channel]:
     return [against.channel(link, one) for link, against in known if against is not None]
 
 
-class Averaged:
-    """The mean distance over ``count`` draws of the observation's own defense.
+Averages = Literal["distances", "gradients"]
+"""What is averaged over draws: the distances of what was drawn (Athalye et al. 2018), or what was drawn, which is then
+compared once (as CENSOR's paper has it)."""
 
-    Expectation over transformation (Athalye et al. 2018). An adversary who knows the defense cannot know what it drew,
-    but can draw as it does: the same draws for all problems and all steps.
+
+class Averaged:
+    """The mean distance over ``count`` draws of the observation's own defense, or the distance of their mean.
+
+    Expectation over transformation. An adversary who knows the defense cannot know what it drew, but can draw as it
+    does: the same draws for all problems and all steps.
     """
 
-    def __init__(self, one: Observation, count: int) -> None:
+    def __init__(self, one: Observation, count: int, what: Averages = "distances") -> None:
+        self.what = what
         if one.defense is None:
             raise GradveilError(
                 "averaging over a defense needs to know it: use a threat model that gives it, such as C"
@@ -292,7 +298,9 @@ class Averaged:
         }
 
     def __call__(self, update: Params, distance: Callable[[Params], Tensor]) -> Tensor:
-        return vmap(lambda drawn: distance(self.draw(update, drawn)))(self.draws).mean()
+        if self.what == "distances":
+            return vmap(lambda drawn: distance(self.draw(update, drawn)))(self.draws).mean()
+        return distance(map_each(lambda each: each.mean(dim=0), vmap(partial(self.draw, update))(self.draws)))
 
 
 def all_replies(one: Observation) -> list[Params]:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_map
 
 from gradveil.attacks.base import BUDGETS, Attack, Budget, Reconstruction
 from gradveil.attacks.parts.channel import Adjustment, Estimated, cut_tensors
-from gradveil.attacks.parts.counter import Averaged
+from gradveil.attacks.parts.counter import Averaged, Averages
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.objectives import Objective, Regulariser
 from gradveil.attacks.parts.priors import Pixels, Prior
-from gradveil.attacks.parts.problem import Problem, UpdateDistance, batch_norm_distance
+from gradveil.attacks.parts.problem import Problem, StatisticsRule, UpdateDistance, batch_norm_distance
 from gradveil.attacks.parts.search import Found, Problems, Search
 from gradveil.attacks.parts.updates import Explanation, explained
 from gradveil.client.local import mini_batches
@@ -38,6 +38,10 @@ from gradveil.engine import Batched, Evaluate, Given, Precision, Strategy, bound
 from gradveil.engine.products import squares
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
+
+Pruned = Literal["sent", "anew"]
+"""What is left of a candidate where an update was sparsified: the entries that were sent, or as many of its own, the
+largest."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,13 @@ class Matching(Attack):
     """Weight of the batch-norm statistics, where the threat model gives them."""
     aware = False
     """Estimate from the update what a defense did to it, and do the same to candidates."""
+    pruned: Pruned = "sent"
     draws = 0
     """Average over so many draws of a known random defense (EOT); 0: take the update as it is."""
+    averaged: Averages = "distances"
+    registered = False
+    """Restarts are shifted onto each other before their mean is taken."""
+    statistics_rule: StatisticsRule = "squared"
 
     @property
     @abstractmethod
@@ -198,7 +207,9 @@ class _Batch:
         self.searches_labels = attack.searches_labels and not attack.without_update
         self.size = self.seen[0].batch_size or 1
         self.device = next(iter(self.seen[0].sent.values())).device
-        self.adjustment = attack.adjustment or (Estimated() if attack.aware else Adjustment())
+        self.adjustment = attack.adjustment or (
+            Estimated(anew=attack.pruned == "anew") if attack.aware else Adjustment()
+        )
         self.given = self._labels() if attack.without_update else self._given()
 
     def solved(self, phase: Phase, before: PhaseResult | None, task: Task) -> PhaseResult:
@@ -228,9 +239,9 @@ class _Batch:
         plan = plan_for(ways, points, about, strategy=attack.strategy, precision=attack.precision)
         evaluate = bound(plan, ways[plan.way], points, about)
         return Problems(
-            evaluate=with_group_consistency(evaluate, self.restarts, attack.consensus),
+            evaluate=with_group_consistency(evaluate, self.restarts, attack.consensus, registered=attack.registered),
             start=starts,
-            project=prior.project,
+            project=self._between(prior.project) if self.mixed else prior.project,
             fresh=lambda life: self._starts(prior, life),
             seeds=[derive(seed, "population", r) for seed in self.seeds for r in range(self.restarts)],
             plan=plan,
@@ -241,14 +252,16 @@ class _Batch:
         attack, one, values_only = self.attack, self.seen[0], phase.search.population > 1
         distance = None
         if not attack.without_update:
-            averaged = Averaged(one, attack.draws) if attack.draws else None
+            averaged = Averaged(one, attack.draws, attack.averaged) if attack.draws else None
             distance = UpdateDistance(attack.objective, self.adjustment, averaged)
         problem = Problem(
             seen=one,
             prior=prior,
             distance=distance,
             regularisers=phase.regularisers,
-            statistics=batch_norm_distance(one, attack.statistics) if "statistics" in given else None,
+            statistics=batch_norm_distance(one, attack.statistics, attack.statistics_rule)
+            if "statistics" in given
+            else None,
             searches_labels=self.searches_labels,
             mixed=self.mixed,
         )
@@ -267,6 +280,11 @@ class _Batch:
         if self.mixed:
             starts["mix"] = torch.full((len(rngs),), 0.5, device=self.device)
         return starts
+
+    @staticmethod
+    def _between(project: Callable[[Params], Params]) -> Callable[[Params], Params]:
+        """The gradient is taken between the first and the last parameters, never beyond them."""
+        return lambda unknowns: {**project(unknowns), "mix": unknowns["mix"].clamp(0, 1)}
 
     def _labels(self) -> Given:
         """Labels drawn without the update."""
@@ -296,11 +314,12 @@ class _Batch:
         return {**_repeated(given, self.restarts), "labels": labels}
 
 
-def with_group_consistency(evaluate: Evaluate, restarts: int, weight: float) -> Evaluate:
+def with_group_consistency(evaluate: Evaluate, restarts: int, weight: float, *, registered: bool = False) -> Evaluate:
     """The group prior of GradInversion: the restarts of one update look for the same image.
 
     The same problems, ``restarts`` in a row of each update, with their mean squared distance to their mean added. A
     mean over pixels, not a sum: the matching is a share of the update's square, which a sum over pixels would drown.
+    ``registered`` restarts are shifted onto their mean before the mean is taken that they are pulled to.
     """
     if weight == 0 or restarts == 1:
         return evaluate
@@ -308,12 +327,31 @@ def with_group_consistency(evaluate: Evaluate, restarts: int, weight: float) -> 
     def pulled(point: Params) -> tuple[Params, Tensor]:
         gradients, values = evaluate(point)
         each = point["pixels"].view(-1, restarts, *point["pixels"].shape[1:])
-        away = (each - each.mean(dim=1, keepdim=True)).flatten(0, 1)
+        mean = each.mean(dim=1, keepdim=True)
+        if registered:
+            mean = shifted_onto(each, mean).mean(dim=1, keepdim=True)
+        away = (each - mean).flatten(0, 1)
         cost = weight * away.square().flatten(1).mean(dim=1)
         pull = 2 * weight / away[0].numel() * away
         return {**gradients, "pixels": gradients["pixels"] + pull}, values + cost
 
     return pulled
+
+
+def shifted_onto(images: Tensor, target: Tensor) -> Tensor:
+    """Images [..., C, H, W], each moved by the whole pixels, an eighth of its side at most, at which it fits best.
+
+    GradInversion registers by features and homographies; a shift is what its restarts mostly differ by.
+    """
+    height, width = images.shape[-2:]
+    product = torch.fft.rfft2(target) * torch.fft.rfft2(images).conj()
+    fits = torch.fft.irfft2(product.sum(dim=-3), s=(height, width))
+    rows, columns = (torch.arange(side, device=images.device) for side in (height, width))
+    near = [torch.minimum(places, len(places) - places) <= len(places) // 8 for places in (rows, columns)]
+    best = fits.masked_fill(~(near[0][:, None] & near[1]), -torch.inf).flatten(-2).argmax(dim=-1)[..., None, None]
+    down, across = (rows - best[..., 0] // width) % height, (columns - best[..., 0] % width) % width
+    place = (down[..., :, None] * width + across[..., None, :]).flatten(-2)[..., None, :]
+    return images.flatten(-2).gather(-1, place.expand(*images.shape[:-2], -1)).view_as(images)
 
 
 def _repeated(tree: Any, times: int) -> Any:

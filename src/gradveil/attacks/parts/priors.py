@@ -18,6 +18,8 @@ from gradveil.generators import Generator
 CodeCost = Literal["kl", "norm", "none"]
 """R1: how far the entries of a code, taken together, are from N(0, 1). R2: how far its length is from a typical one."""
 
+Condition = Literal["label", "wrong", "none"]
+
 
 class Prior(ABC):
     """The unknowns of a problem: where they start, what they decode to, how likely they are, and their valid set."""
@@ -70,7 +72,11 @@ class Pixels(Prior):
 
 
 class Codes(Prior):
-    """The code of a generator is unknown (GGL). ``limit`` bounds its entries by a tanh."""
+    """The code of a generator is unknown (GGL). ``limit`` bounds its entries by a tanh.
+
+    ``condition`` is the class that the generator is asked for: the label that was read or, as a control, another or no
+    class.
+    """
 
     def __init__(
         self,
@@ -80,8 +86,9 @@ class Codes(Prior):
         cost: CodeCost = "none",
         weight: float = 0.0,
         limit: float | None = None,
+        condition: Condition = "label",
     ) -> None:
-        self.generator, self.device = generator, device
+        self.generator, self.device, self.condition = generator, device, condition
         self.kind, self.weight, self.limit = cost, weight, limit
 
     def starts(self, batch_size: int, rngs: Sequence[torch.Generator]) -> Params:
@@ -93,7 +100,12 @@ class Codes(Prior):
         return code if self.limit is None else self.limit * torch.tanh(code / self.limit)
 
     def decode(self, unknowns: Params, given: Given) -> Tensor:
-        return self.generator.decode(self.code(unknowns), given["labels"])
+        labels: Tensor | None = given["labels"]
+        if self.condition == "none":
+            labels = None
+        elif self.condition == "wrong":
+            labels = (given["labels"] + 1) % (self.generator.classes or 1)
+        return self.generator.decode(self.code(unknowns), labels)
 
     def cost(self, unknowns: Params) -> Tensor | None:
         if self.kind == "none" or self.weight == 0:

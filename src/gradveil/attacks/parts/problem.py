@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from gradveil.core.types import Params, Recipe
 from gradveil.engine import Batched, Given, Single, products
 from gradveil.models import Functional, batch_norm_statistics
 from gradveil.threat.observation import Observation
+
+_TINY = 1e-20
 
 
 @dataclass(frozen=True)
@@ -203,16 +205,27 @@ class Problem:
         return evaluate
 
 
-def batch_norm_distance(one: Observation, weight: float) -> Callable[[Tensor, Params], Tensor]:
+StatisticsRule = Literal["squared", "norm"]
+"""Of the differences of means and of variances, layer by layer: their squares, or their norms with ten times the weight
+on the first layer, as published attacks have it."""
+
+
+def batch_norm_distance(
+    one: Observation, weight: float, rule: StatisticsRule = "squared"
+) -> Callable[[Tensor, Params], Tensor]:
     """The batch-norm prior of GradInversion: inputs should have the statistics that the private ones had.
 
-    The weighted squared distance of the mean and variance at the inputs of every batch norm, for one problem. Only for
-    threat models that give those statistics away; real systems send running means of them at most.
+    The weighted distance of the mean and variance at the inputs of every batch norm, for one problem. Only for threat
+    models that give those statistics away; real systems send running means of them at most.
     """
-    module = copy.deepcopy(one.module).eval().requires_grad_(False)
+    module = Functional(one.module, train_mode=(one.recipe or Recipe()).train_mode).module.requires_grad_(False)
 
     def distance(inputs: Tensor, wanted: Params) -> Tensor:
         found = batch_norm_statistics(module, one.sent, inputs)
-        return weight * torch.stack([(found[name] - wanted[name]).square().sum() for name in wanted]).sum()
+        squares = torch.stack([(value - wanted[name]).square().sum() for name, value in found.items()])
+        if rule == "squared":
+            return weight * squares.sum()
+        norms = (squares + _TINY).sqrt()  # in the order of the layers, mean and variance of each
+        return weight * (norms.sum() + 9 * norms[:2].sum())
 
     return distance

@@ -14,9 +14,13 @@ from torch import Tensor
 from gradveil.attacks.parts.objectives import per_problem
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Task
+from gradveil.core.seeding import generator
 from gradveil.core.trees import map_each
 from gradveil.core.types import Params
 from gradveil.engine import Evaluate, Plan
+
+Schedule = Literal["steps", "cosine", "plateau"]
+"""How the rate of Adam changes over the iterations."""
 
 _TRACED = 60
 _MEAN, _SPREAD, _TINY = 0.9, 0.999, 1e-8
@@ -107,11 +111,13 @@ class Adam(Search):
     """Adam (Kingma and Ba 2015), optionally on the sign of the gradient."""
 
     lr: float = 0.1
-    schedule: Literal["steps", "cosine"] = "steps"
+    schedule: Schedule = "steps"
     warmup: int = 0
     signed: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
     """Rates of single unknowns where they differ from ``lr``."""
+    noise: float = 0.0
+    """Deviation of the Langevin noise that is added in each step, in units of its rate."""
 
     def __post_init__(self) -> None:
         if self.iterations < 1 or self.lr <= 0:
@@ -120,18 +126,21 @@ class Adam(Search):
     def rate(self, iteration: int) -> float:
         """The share of the learning rate at an iteration that counts from 0.
 
-        ``steps`` cuts it by ten at 3/8, 5/8 and 7/8 of the iterations, ``cosine`` lets it down to zero.
+        ``steps`` cuts it by ten at 3/8, 5/8 and 7/8 of the iterations, ``cosine`` lets it down to zero, ``plateau``
+        does so over the last quarter.
         """
         if iteration < self.warmup:
             return (iteration + 1) / self.warmup
-        if self.schedule == "cosine":
-            done = (iteration - self.warmup) / max(1, self.iterations - self.warmup)
+        if self.schedule != "steps":
+            begin = self.warmup if self.schedule == "cosine" else max(self.warmup, self.iterations * 3 // 4)
+            done = max(0, iteration - begin) / max(1, self.iterations - begin)
             return 0.5 * (1 + math.cos(math.pi * done))
         return float(0.1 ** sum(iteration >= self.iterations * eighths // 8 for eighths in (3, 5, 7)))
 
     def run(self, problems: Problems, task: Task) -> Found:
         point, best = problems.start, Best(problems.start, self.iterations)
         first, second = map_each(torch.zeros_like, point), map_each(torch.zeros_like, point)
+        rngs = [generator(seed, "langevin") for seed in problems.seeds] if self.noise else []
         for iteration in range(self.iterations):
             gradient, values = problems.evaluate(point)
             best.see(point, values, iteration)
@@ -143,6 +152,9 @@ class Adam(Search):
             rate, moved = self.rate(iteration), dict[str, Tensor]()
             for name, x in point.items():
                 direction = mean * first[name] / (second[name].sqrt() * spread + _TINY)
+                if self.noise and name == "pixels":
+                    drawn = torch.stack([torch.randn(x.shape[1:], generator=rng) for rng in rngs]).to(x)
+                    direction = direction + self.noise * drawn
                 moved[name] = x - rate * self.rates.get(name, self.lr) * direction
             point = problems.project(moved)
             task.advance(len(values))

@@ -29,7 +29,7 @@ import yaml
 
 from gradveil.core.registry import find
 from gradveil.core.types import Json
-from gradveil.lab.reproduce.landscape import landscape
+from gradveil.lab.reproduce.landscape import inversion, landscape
 from gradveil.lab.reproduce.measures import censor_fallbacks, concealed_sample, leakage_in_round, step_overhead
 
 Scale = Literal["small", "paper", "release"]
@@ -43,7 +43,8 @@ Figures = Mapping[Line, tuple[float | None, ...]]
 Measure = Callable[[Json], Mapping[str, object]]
 """What is neither an audit nor a training: from fields to figures by name, and maybe a ``surface`` of them."""
 MEASURES: Mapping[str, Measure] = {
-    one.__name__: one for one in (censor_fallbacks, concealed_sample, landscape, leakage_in_round, step_overhead)
+    one.__name__: one
+    for one in (censor_fallbacks, concealed_sample, inversion, landscape, leakage_in_round, step_overhead)
 }
 PAPERS = ("censor", "outpost", "dcs2", "ggl")
 
