@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from gradveil import models
-from gradveil.client import SimulatedClient
+from gradveil.client import SimulatedClient, replies_in_round
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
-from gradveil.data import load
-from gradveil.defenses import DEFENSES
+from gradveil.data import ImageSet, load
+from gradveil.defenses import DEFENSES, Defense
 from gradveil.threat import Observation, observe, threat_model
 
 SAMPLES = load("cifar10-samples")
@@ -60,4 +61,40 @@ def observed(
             public=lambda spec: PUBLIC,  # noqa: ARG005
         )
         for i, batch in enumerate(batches)
+    ]
+
+
+def observed_through(
+    defense: Defense,
+    data: ImageSet,
+    public: ImageSet | None = None,
+    *,
+    images: int,
+    batch_size: int = 1,
+    recipe: Recipe = FEDSGD,
+    round_number: int = 1,
+) -> list[Observation]:
+    """What an adversary who can run the defense sees of clients with the first images of a set, which is its list."""
+    module = defense.on_model(models.build("lenet:init=wide", data.domain, seed=0))
+    sent = models.trained_parameters(module)
+    client = SimulatedClient(module, recipe=recipe, defense=defense)
+    batches = [data.batch(range(start, start + batch_size)) for start in range(0, images, batch_size)]
+    streams = [partial(Stream.seeded, 1, "client", number) for number in range(len(batches))]
+    return [
+        observe(
+            module=module,
+            model="lenet:init=wide",
+            domain=data.domain,
+            sent=sent,
+            reply=reply.update,
+            batch=batch,
+            recipe=recipe,
+            defense=DEFENSES.describe(defense),
+            built_defense=defense,
+            candidates=data,
+            public=None if public is None else lambda spec: public,  # noqa: ARG005
+            threat=threat_model("D"),
+            round_number=round_number,
+        )
+        for batch, reply in zip(batches, replies_in_round(client, sent, batches, streams, round_number), strict=True)
     ]

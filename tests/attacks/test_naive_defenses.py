@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,55 +12,57 @@ from gradveil.attacks import ATTACKS, replay
 from gradveil.auditing import Audit, make_case
 from gradveil.auditing.run import run
 from gradveil.auditing.sources import Simulation
+from gradveil.client import rounds
 from gradveil.data import load
 from naive import HELD_OUT, NAIVE
 
 DATA = load("cifar10-samples")
-IMAGES, REPLAY = 4, "replay:draws=3"
+IMAGES, REPLAY = 16, "replay:draws=3"
 MAKERS = {**NAIVE, **HELD_OUT}
+DOZEN = (
+    "public permutation and signs", "public factors", "sign", "1 bit", "2 bits by chance", "guessable noise", "warm-up",
+    "top 1% with error feedback", "low decimals", "layer shuffle", "dropped layers", "batch scaling", "public mixing",
+)  # fmt: skip
+HARD = {"low decimals under noise", "fading noise"}
+"""Held out, and not told by a few draws of little more than noise: ``docs/results/naive.md`` has what is."""
 
 
-@pytest.fixture(scope="module")
-def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
-    """One audit of them all, as objects that nobody registered. Fewer draws and entries than usual make it cheap."""
-    built = {f"naive {name}": make() for name, make in MAKERS.items()}
+def audited(names: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) -> Audit:
+    """One audit of them all, as objects that nobody registered.
+
+    Fewer draws, entries and rounds than usual make it cheap. They weaken the attack: grades of a usual audit are no
+    better.
+    """
+    patch.setattr(replay, "ENTRIES", 2**13)
+    patch.setattr(rounds, "LATER", (2,))
+    built = {name: MAKERS[name]() for name in names}
     case = make_case({"images": IMAGES, "threat": "D"})
     case = case.model_copy(update={"defenses": tuple(built), "attacks": (REPLAY,)})
     clients = Simulation(case, DATA, lambda: models.build(case.model, DATA.domain, seed=0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "ENTRIES", 2**13)
-        plan = clients.plan(built, {REPLAY: ATTACKS.build(REPLAY)})
-        return run(plan, Path(tmp_path_factory.mktemp("naive")) / "audit")
+    return run(clients.plan(built, {REPLAY: ATTACKS.build(REPLAY)}), folder)
 
 
-def shares(audit: Audit) -> dict[str, dict[int, float]]:
-    """By defense and round, how many private images ``replay`` ranks first."""
-    found: dict[str, dict[int, float]] = {}
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "names", [pytest.param(DOZEN, id="a dozen"), pytest.param(tuple(MAKERS), id="all", marks=pytest.mark.slow)]
+)
+def test_naive_defenses_are_recognised_and_get_no_good_grade(
+    names: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = audited(names, tmp_path / "audit", monkeypatch)
+    shares: dict[str, dict[int, float]] = {name: {} for name in names}
     for row in audit.rows:
-        if row.attack == REPLAY and not row.is_prior:
-            assert row.candidates is not None
-            assert row.candidates >= 90
-            found.setdefault(row.defense, {})[row.round or 1] = row.ranked_first or 0.0
-    return dict(zip(MAKERS, (found[verdict.defense] for verdict in audit.verdicts), strict=True))
-
-
-@pytest.mark.slow
-def test_naive_defenses_are_recognised_in_long_lists(audit: Audit) -> None:
-    found = shares(audit)
-    easy = [name for name in MAKERS if max(found[name].values()) > 0.9]
-    assert set(NAIVE) <= set(easy), "twenty-one of them, of which ten have to be"
-    assert {"secret factors", "random signs by row"} <= set(easy)
-
-
-@pytest.mark.slow
-def test_no_naive_defense_gets_a_good_grade(audit: Audit) -> None:
-    grades = dict(zip(MAKERS, (verdict.grade for verdict in audit.verdicts), strict=True))
-    assert not {name for name, grade in grades.items() if grade in ("A", "B")}
-
-
-@pytest.mark.slow
-def test_a_warm_up_counts_in_its_worst_round(audit: Audit) -> None:
-    found = shares(audit)["warm-up"]
-    assert found.keys() == {1, 2}
-    assert found[1] < 0.3
-    assert audit.verdicts[list(MAKERS).index("warm-up")].round == 2
+        if not row.is_prior:
+            assert row.candidates == len(DATA) - IMAGES
+            shares[row.defense][row.round or 1] = row.ranked_first or 0.0
+    missed = {name for name, found in shares.items() if max(found.values()) <= 0.9}
+    assert missed <= HARD, shares
+    assert len(names) - len(missed) >= 10
+    verdicts = {verdict.defense: verdict for verdict in audit.verdicts}
+    assert list(verdicts) == list(names)
+    assert not {name for name, verdict in verdicts.items() if verdict.grade in ("A", "B")}
+    assert all("no counter-move" in verdict.flags for verdict in verdicts.values())
+    # it sends nothing in the first round, and its worst one counts
+    assert shares["warm-up"].keys() == {1, 2}
+    assert shares["warm-up"][1] < 0.1
+    assert verdicts["warm-up"].round == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradveil import models
+from exchanges import observed_through
 from gradveil.attacks import BUDGETS, Identify, Replay, replay
 from gradveil.client import SimulatedClient
 from gradveil.core.errors import GradveilError
@@ -17,7 +17,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.types import Params, Recipe
 from gradveil.data import load
 from gradveil.defenses import DEFENSES, Defense, Log, Transform
-from gradveil.threat import Observation, observe, threat_model
+from gradveil.threat import Observation
 
 DATA = load("mnist-samples").subset(range(40))
 
@@ -56,31 +56,8 @@ class Box(Transform):
         return {name: one(name, tensor) for name, tensor in tree.items()}
 
 
-def seen(defense: Defense, *, images: int = 8, batch_size: int = 1, recipe: Recipe | None = None) -> list[Observation]:
-    recipe = recipe or Recipe()
-    module = defense.on_model(models.build("lenet:init=wide", DATA.domain, seed=0))
-    sent = models.trained_parameters(module)
-    client = SimulatedClient(module, recipe=recipe, defense=defense)
-    found = []
-    for start in range(0, images, batch_size):
-        batch = DATA.batch(range(start, start + batch_size))
-        reply = client.reply(sent, batch, Stream.seeded(1, "client", start))
-        found.append(
-            observe(
-                module=module,
-                model="lenet",
-                domain=DATA.domain,
-                sent=sent,
-                reply=reply.update,
-                batch=batch,
-                recipe=recipe,
-                defense=DEFENSES.describe(defense),
-                built_defense=defense,
-                candidates=DATA,
-                threat=threat_model("D"),
-            )
-        )
-    return found
+def seen(defense: Defense, *, images: int = 8, **options: Any) -> list[Observation]:
+    return observed_through(defense, DATA, images=images, **options)
 
 
 def recognised(observations: list[Observation]) -> float:
@@ -129,25 +106,32 @@ def test_one_draw_is_kept_back() -> None:
         Replay(draws=2)
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [("signs", 0.1), ("steps", 0.1), ("noise", 0.4), ("holes", 0.4)])
+@pytest.mark.parametrize(
+    ("kind", "seconds", "worst"), [("signs", 0.1, 0), ("steps", 0.1, 0), ("noise", 0.4, 1.5), ("holes", 0.4, 1.5)]
+)
 def test_a_dear_defense_is_run_on_the_likeliest_candidates(
-    kind: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+    kind: str, seconds: float, worst: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A third to a half of the candidates are run, and the right one is among them.
+
+    What draws nothing is then known by its own reply. Of what draws, a dozen candidates of three replies each are
+    little to learn from: the right one has up to two before it, one in the mean of four updates (``worst``).
+    """
     monkeypatch.setattr(replay, "SECONDS", seconds)
-    observations, runs, reply = seen(Box(kind=kind), images=4), list[int](), SimulatedClient.reply
+    observations, runs, start = seen(Box(kind=kind), images=4), list[int](), SimulatedClient.start
 
     def counted(*args: Any, **options: Any) -> Any:
         runs.append(1)
-        return reply(*args, **options)
+        return start(*args, **options)
 
-    monkeypatch.setattr(SimulatedClient, "reply", counted)
+    monkeypatch.setattr(SimulatedClient, "start", counted)
     found = Replay()(observations)
     assert re.match(r"replayed \d+ of 40 candidates, \d draws? each, compared by", found[0].strategy)
     number, draws = map(int, re.findall(r"\d+", found[0].strategy.replace("of 40", ""))[:2])
     assert 2 <= number < 40
-    assert len(runs) <= number * draws + 1 + 2 * replay.FEW
+    assert number * draws < len(runs) <= number * draws + 1 + 2 * replay.FEW
     places = [int((one.scores < one.scores[i]).sum()) for i, one in enumerate(found) if one.scores is not None]
-    assert sum(places) / 4 <= 2, "of 40; by chance 20"
+    assert sum(places) / 4 <= worst, f"{places} of 40; by chance 20"
 
 
 def test_too_few_runs_do_not_replace_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
