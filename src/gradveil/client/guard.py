@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from gradveil.bounds import Certificate, certificate
 from gradveil.client.guarded import (
     Cut,
     Hook,
@@ -269,6 +270,10 @@ class Guard:
         if self._defense.delta is None:
             return math.inf if self._ever else 0.0
         return self.log.ledger.spent(delta)
+
+    def certificate(self) -> Certificate:
+        """What is proved of all replies, those that are planned included. A GradveilError says why nothing is."""
+        return certificate(self._defense, self.log.ledger)
 
     def checkpoint(self) -> dict[str, Any]:
         """All that :meth:`restore` needs. ``torch.save`` writes it, and ``torch.load(weights_only=True)`` reads it."""

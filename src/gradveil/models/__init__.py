@@ -1,6 +1,6 @@
 """Models by name or import path, as pure functions of their parameters, and where their layers are."""
 
-from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
+from gradveil.models import convnet, features, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
 from gradveil.models.building import MODELS, Normalize, build, canonical, is_import_path
 from gradveil.models.calls import (
     SeveralInputs,

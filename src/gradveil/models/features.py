@@ -1,0 +1,153 @@
+"""A linear head on frozen public features: few numbers leave a client, so that noise which hides them costs little.
+
+Backbones are trained on public pictures, and what is fitted to them here is fitted to public photographs. Nothing of
+private data is in them, and clients neither train nor send them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradveil.assets import cache_folder, lookup
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import SILENT, Progress
+from gradveil.core.registry import find
+from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.data import ImageSet, load
+from gradveil.domains import Images
+from gradveil.models.building import MODELS
+from gradveil.models.efficientnet import SIZES, EfficientNetLite
+
+PUBLIC = ("photos-64", "open-images:size=120")
+"""Photographs that the directions of features are fitted to."""
+MOST_DIRECTIONS = 1024
+AT_ONCE = 32
+_KIND = "public features"
+
+
+class Resize(nn.Module):
+    """Pictures [n, C, H, W] to [n, 3, side, side] by bicubic filters, as two matrix products.
+
+    Torch's own way is neither safe under vmap nor, on a GPU, the same each time when it is differentiated.
+    """
+
+    down: Tensor
+    across: Tensor
+
+    def __init__(self, height: int, width: int, side: int) -> None:
+        super().__init__()
+        for name, length in (("down", height), ("across", width)):
+            each = torch.eye(length)[None, None]
+            filters = F.interpolate(each, size=(side, length), mode="bicubic", antialias=True)[0, 0]
+            self.register_buffer(name, filters, persistent=False)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        colored = pictures.expand(*pictures.shape[:-3], 3, *pictures.shape[-2:])
+        return self.down @ colored @ self.across.T
+
+
+class Backbones(nn.Module):
+    """Pictures to what public networks see in them, each at its own size: [n, 1280 for each], unit length each."""
+
+    def __init__(self, names: tuple[str, ...], height: int, width: int, *, progress: Progress = SILENT) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(EfficientNetLite(name, progress=progress) for name in names)
+        self.resize = nn.ModuleList(Resize(height, width, SIZES[name]) for name in names)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        pairs = zip(self.networks, self.resize, strict=True)
+        return torch.cat([F.normalize(network(resize(pictures)), dim=-1) for network, resize in pairs], dim=-1)
+
+
+class Features(nn.Module):
+    """Public features of unit length under one trainable linear layer.
+
+    What ``encode`` gives can be computed once and be given to ``forward`` in place of the pictures.
+    """
+
+    mean: Tensor
+    directions: Tensor
+
+    def __init__(self, domain: Images, names: tuple[str, ...], *, pca: int, whiten: float, progress: Progress) -> None:
+        super().__init__()
+        self.backbones = Backbones(names, domain.height, domain.width, progress=progress)
+        mean, directions = public_directions(names, pca, whiten, progress)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("directions", directions, persistent=False)
+        self.head = nn.Linear(directions.shape[1], domain.classes)
+        nn.init.zeros_(self.head.weight)  # the loss is convex: there is no better place to start, and none to hide
+        nn.init.zeros_(self.head.bias)
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        """Pictures [n, C, H, W] in [0, 1] to features [n, d] of unit length."""
+        return F.normalize((self.backbones(pictures) - self.mean) @ self.directions, dim=-1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores [n, classes] of pictures, or of what ``encode`` made of them."""
+        scores: Tensor = self.head(inputs if inputs.dim() == 2 else self.encode(inputs))
+        return scores
+
+
+@torch.no_grad()
+def encoded(model: Features, data: ImageSet, *, progress: Progress = SILENT) -> Tensor:
+    """[n, d]: the features of a whole data set, where the model is."""
+    with progress.task("public features", len(data)) as task:
+        parts = []
+        for start in range(0, len(data), AT_ONCE):
+            batch = data.batch(range(start, min(start + AT_ONCE, len(data)))).to(model.mean.device)
+            parts.append(model.encode(batch.inputs))
+            task.advance(len(batch))
+    return torch.cat(parts)
+
+
+def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress: Progress) -> tuple[Tensor, Tensor]:
+    """The mean of public photographs, [D], and the directions that are kept, [D, d].
+
+    ``pca`` of them, the longest first, each divided by its length to the power ``whiten``; with 0 all as they are. They
+    are computed once and kept in the cache of assets.
+    """
+    key = "\n".join([*(lookup(name).archive_sha256 for name in names), *PUBLIC])
+    path = cache_folder() / f"public-features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+    if not path.exists():
+        seen = torch.cat(list(_public(names, progress))).double()
+        mean = seen.mean(dim=0)
+        _, lengths, directions = torch.linalg.svd(seen - mean, full_matrices=False)
+        kept = {"mean": mean, "lengths": lengths[:MOST_DIRECTIONS], "directions": directions[:MOST_DIRECTIONS]}
+        write_tensors(path, _KIND, {name: tensor.float() for name, tensor in kept.items()}, {"networks": list(names)})
+    found, _ = read_tensors(path, _KIND)
+    if pca == 0:
+        return found["mean"], torch.eye(len(found["mean"]))
+    if pca > len(found["lengths"]):
+        raise GradveilError(f"model features: pca is at most {len(found['lengths'])}, not {pca}")
+    lengths = (found["lengths"][:pca] / found["lengths"][0]) ** whiten
+    return found["mean"], found["directions"][:pca].T / lengths
+
+
+@torch.no_grad()
+def _public(names: tuple[str, ...], progress: Progress) -> Iterator[Tensor]:
+    photographs = [load(spec, progress=progress) for spec in PUBLIC]
+    with progress.task("features of public photographs, once", sum(map(len, photographs))) as task:
+        for data in photographs:
+            backbones = Backbones(names, *data.shape[1:])
+            for start in range(0, len(data), AT_ONCE):
+                batch = data.batch(range(start, min(start + AT_ONCE, len(data))))
+                yield backbones(batch.inputs)
+                task.advance(len(batch))
+
+
+@MODELS.register("features")
+def features(domain: Images, *, backbone: str = "efficientnet-lite0", pca: int = 0, whiten: float = 0.5) -> Features:
+    """Linear head on frozen public features; ``backbone`` names networks joined by +, ``pca`` public directions."""
+    names = tuple(part.strip() for part in backbone.split("+"))
+    for name in names:
+        find("backbone", name, SIZES)
+    if domain.channels not in (1, 3):
+        raise GradveilError(f"model features takes grey or colored pictures, not {domain.channels} channels")
+    if pca < 0 or not 0 <= whiten <= 1:
+        raise GradveilError("model features: pca is at least 0, and whiten from 0 to 1")
+    return Features(domain, names, pca=pca, whiten=whiten, progress=SILENT)
