@@ -76,8 +76,7 @@ def certificate(defense: Defense, spent: Ledger) -> Certificate:
     epsilon = whole.guarantee(link.delta).epsilon
     assumes = [
         "one example is one person's: who has several of them is covered less",
-        f"noise of {link.sigma:.4g} times what one example can change is drawn anew in each step, and nobody can predict "
-        "it",
+        f"noise of {link.sigma:.4g} times what one example can change, drawn anew in each step and not to predict",
         "the model mixes no examples and sends nothing beside its update",
     ]
     against, alone = AGAINST, not isinstance(link, Veil) or link.cohort == 1

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Params
 from gradveil.defenses.accounting import guarantee
-from gradveil.defenses.base import DEFENSES, Step
+from gradveil.defenses.base import DEFENSES
 from gradveil.defenses.dp import DP
 
 LOUD = 10.0
@@ -94,20 +90,12 @@ class Veil(DP):
     def counted(self) -> float:
         return self.sigma * math.sqrt(self.cohort)
 
-    def noisy(self, step: Step) -> Params:
-        sent = super().noisy(step)
-        if step.number == 1 and step.round_number == 1:
-            self._warn(sent, step.divisor)
-        return sent
-
-    def _warn(self, sent: dict[str, Tensor], examples: float) -> None:
-        """Tell a client with few examples what its noise does to what it sends."""
-        numbers = sum(tensor.numel() for tensor in sent.values())
-        loud = self.sigma * math.sqrt(numbers) / examples
-        if loud > LOUD:
-            warnings.warn(
-                f"defense veil: with {examples:g} examples and {numbers:,} numbers to send, the noise is {loud:.0f} "
-                "times as long as anything it hides: the server learns little from this client alone; send fewer "
-                "numbers (a head on public features), bring more examples, or share the noise (cohort=N)",
-                stacklevel=2,
-            )
+    def caution(self, numbers: int, examples: float) -> str | None:
+        loud = self.sigma * math.sqrt(numbers) / max(examples, 1)
+        if loud <= LOUD:
+            return None
+        return (
+            f"defense veil: with {examples:g} examples and {numbers:,} numbers to send, the noise is {loud:.0f} times "
+            "as long as anything it hides: the server learns little from such a client alone; send fewer numbers (a "
+            "head on public features), bring more examples, or share the noise in a secure sum (cohort=N)"
+        )

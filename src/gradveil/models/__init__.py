@@ -1,6 +1,6 @@
 """Models by name or import path, as pure functions of their parameters, and where their layers are."""
 
-from gradveil.models import convnet, features, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
+from gradveil.models import convnet, lenet, mlp, resnet, vgg, vit  # noqa: F401  (each registers its family)
 from gradveil.models.building import MODELS, Normalize, build, canonical, is_import_path
 from gradveil.models.calls import (
     SeveralInputs,
@@ -15,6 +15,7 @@ from gradveil.models.calls import (
     with_logits,
     zeros_like_one,
 )
+from gradveil.models.features import Features, encoded
 from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
 from gradveil.models.watch import (
@@ -30,6 +31,7 @@ from gradveil.models.watch import (
 __all__ = [
     "MODELS",
     "AddsToLoss",
+    "Features",
     "Fronted",
     "Functional",
     "Imprint",
@@ -43,6 +45,7 @@ __all__ = [
     "build",
     "canonical",
     "classifier",
+    "encoded",
     "first_layer",
     "fronted",
     "fronted_spec",

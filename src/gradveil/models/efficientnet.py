@@ -39,8 +39,6 @@ class _Layer:
 class EfficientNetLite(nn.Module):
     """Pictures [n, 3, side, side] in [0, 1] to features [n, 1280]: the mean over positions behind the last layer."""
 
-    width = 1280
-
     def __init__(self, asset: str, *, progress: Progress = SILENT) -> None:
         super().__init__()
         self.side = SIZES[asset]

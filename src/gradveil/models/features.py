@@ -26,7 +26,11 @@ from gradveil.models.efficientnet import SIZES, EfficientNetLite
 PUBLIC = ("photos-64", "open-images:size=120")
 """Photographs that the directions of features are fitted to."""
 MOST_DIRECTIONS = 1024
-AT_ONCE = 32
+AT_ONCE = 64
+KEPT_FROM = 256
+"""Features of data sets of so many examples are kept for the next time."""
+FEW = 128
+"""Photographs that are enough for a mean; directions take all of them."""
 _KIND = "public features"
 
 
@@ -75,6 +79,8 @@ class Features(nn.Module):
 
     def __init__(self, domain: Images, names: tuple[str, ...], *, pca: int, whiten: float, progress: Progress) -> None:
         super().__init__()
+        self.key = f"{'+'.join(lookup(name).archive_sha256 for name in names)} {pca} {whiten:g}"
+        """What the features follow from, beside the pictures."""
         self.backbones = Backbones(names, domain.height, domain.width, progress=progress)
         mean, directions = public_directions(names, pca, whiten, progress)
         self.register_buffer("mean", mean, persistent=False)
@@ -95,14 +101,29 @@ class Features(nn.Module):
 
 @torch.no_grad()
 def encoded(model: Features, data: ImageSet, *, progress: Progress = SILENT) -> Tensor:
-    """[n, d]: the features of a whole data set, where the model is."""
+    """[n, d]: the features of a whole data set, where the model is.
+
+    They say as much as the pictures: those of larger sets are kept in files that only their owner can read.
+    """
+    device, seen = model.mean.device, hashlib.sha256(model.key.encode())
+    starts = range(0, len(data), AT_ONCE)
+    for start in starts if len(data) >= KEPT_FROM else ():
+        seen.update(data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs.cpu().numpy().tobytes())
+    path = cache_folder() / "private" / f"features-{seen.hexdigest()[:24]}.safetensors"
+    if len(data) >= KEPT_FROM and path.exists():
+        kept = read_tensors(path, _KIND)[0].get("features")
+        if kept is not None and kept.shape == (len(data), model.head.in_features):
+            return kept.to(device)
     with progress.task("public features", len(data)) as task:
         parts = []
-        for start in range(0, len(data), AT_ONCE):
-            batch = data.batch(range(start, min(start + AT_ONCE, len(data)))).to(model.mean.device)
+        for start in starts:
+            batch = data.batch(range(start, min(start + AT_ONCE, len(data)))).to(device)
             parts.append(model.encode(batch.inputs))
             task.advance(len(batch))
-    return torch.cat(parts)
+    features = torch.cat(parts)
+    if len(data) >= KEPT_FROM:
+        write_tensors(path, _KIND, {"features": features}, {})
+    return features
 
 
 def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress: Progress) -> tuple[Tensor, Tensor]:
@@ -111,10 +132,11 @@ def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress:
     ``pca`` of them, the longest first, each divided by its length to the power ``whiten``; with 0 all as they are. They
     are computed once and kept in the cache of assets.
     """
-    key = "\n".join([*(lookup(name).archive_sha256 for name in names), *PUBLIC])
+    count = None if pca else FEW
+    key = "\n".join([*(lookup(name).archive_sha256 for name in names), *PUBLIC, str(count)])
     path = cache_folder() / f"public-features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
     if not path.exists():
-        seen = torch.cat(list(_public(names, progress))).double()
+        seen = torch.cat(list(_public(names, count, progress))).double()
         mean = seen.mean(dim=0)
         _, lengths, directions = torch.linalg.svd(seen - mean, full_matrices=False)
         kept = {"mean": mean, "lengths": lengths[:MOST_DIRECTIONS], "directions": directions[:MOST_DIRECTIONS]}
@@ -129,10 +151,12 @@ def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress:
 
 
 @torch.no_grad()
-def _public(names: tuple[str, ...], progress: Progress) -> Iterator[Tensor]:
+def _public(names: tuple[str, ...], count: int | None, progress: Progress) -> Iterator[Tensor]:
+    """What networks see in so many public photographs, or in all."""
     photographs = [load(spec, progress=progress) for spec in PUBLIC]
-    with progress.task("features of public photographs, once", sum(map(len, photographs))) as task:
-        for data in photographs:
+    each = [data.subset(range(len(data))[: count and count // len(photographs)]) for data in photographs]
+    with progress.task("features of public photographs, once", sum(map(len, each))) as task:
+        for data in each:
             backbones = Backbones(names, *data.shape[1:])
             for start in range(0, len(data), AT_ONCE):
                 batch = data.batch(range(start, min(start + AT_ONCE, len(data))))
