@@ -15,7 +15,7 @@ from gradveil import models
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.types import Params
 from gradveil.data import load
-from gradveil.models import Features, Functional, efficientnet, encoded, features
+from gradveil.models import Functional, PublicFeatures, efficientnet, encoded, features
 from gradveil.models.efficientnet import EfficientNetLite
 from gradveil.models.features import Resize
 
@@ -110,7 +110,7 @@ def test_pictures_are_resized_as_torch_does() -> None:
 def test_only_the_head_is_trained_and_features_stand_in_for_pictures() -> None:
     data = load("cifar10-samples").subset(range(5))
     model = models.build(SPEC, data.domain, seed=0)
-    assert isinstance(model, Features)
+    assert isinstance(model, PublicFeatures)
     nn.init.normal_(model.head.weight)
     assert set(model.state_dict()) == {"head.weight", "head.bias"} == {n for n, _ in model.named_parameters()}
     seen, batch = encoded(model, data), data.batch(range(5))
@@ -126,7 +126,7 @@ def test_only_the_head_is_trained_and_features_stand_in_for_pictures() -> None:
 def test_public_directions_are_those_of_a_principal_component_analysis() -> None:
     public = load("cifar10-samples")
     model = models.build("features:pca=4,whiten=0.5", public.domain, seed=0)
-    assert isinstance(model, Features)
+    assert isinstance(model, PublicFeatures)
     with torch.no_grad():
         seen = model.backbones(public.batch(range(len(public))).inputs).double()
     centred = seen - seen.mean(dim=0)
@@ -143,14 +143,14 @@ def test_features_of_private_data_are_kept_for_their_owner_alone(
     monkeypatch.setattr(features, "KEPT_FROM", 10)
     data = load("cifar10-samples").subset(range(12))
     model = models.build("features", data.domain, seed=0)
-    assert isinstance(model, Features)
+    assert isinstance(model, PublicFeatures)
     other = models.build("features:pca=3", data.domain, seed=0)
-    assert isinstance(other, Features)
+    assert isinstance(other, PublicFeatures)
     first = encoded(model, data)
     (kept,) = (tmp_path / "cache" / "private").iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
-    monkeypatch.setattr(Features, "encode", None)  # a second time nothing is computed
+    monkeypatch.setattr(PublicFeatures, "encode", None)  # a second time nothing is computed
     torch.testing.assert_close(encoded(model, data), first, rtol=0, atol=0)
     with pytest.raises(TypeError):
         encoded(other, data)

@@ -29,7 +29,7 @@ from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.engine import Runner
 from gradveil.federated.case import Training
 from gradveil.federated.partition import partition
-from gradveil.models import Features, Functional, encoded, trained_parameters
+from gradveil.models import Functional, PublicFeatures, encoded, trained_parameters
 
 EVALUATED_AT_ONCE = 1000
 
@@ -255,7 +255,7 @@ class Federation:
         Neither where a defense changes the pictures first.
         """
         changes = any(type(link).on_inputs is not Defense.on_inputs for link in links_of(self.defense))
-        if not isinstance(self.module, Features) or changes:
+        if not isinstance(self.module, PublicFeatures) or changes:
             return None
         if id(data) not in self._encoded:
             self._encoded[id(data)] = data, encoded(self.module, data)

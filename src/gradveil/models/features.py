@@ -28,7 +28,7 @@ PUBLIC = ("photos-64", "open-images:size=120")
 MOST_DIRECTIONS = 1024
 AT_ONCE = 64
 KEPT_FROM = 256
-"""Features of data sets of so many examples are kept for the next time."""
+"""PublicFeatures of data sets of so many examples are kept for the next time."""
 FEW = 128
 """Photographs that are enough for a mean; directions take all of them."""
 _KIND = "public features"
@@ -68,7 +68,7 @@ class Backbones(nn.Module):
         return torch.cat([F.normalize(network(resize(pictures)), dim=-1) for network, resize in pairs], dim=-1)
 
 
-class Features(nn.Module):
+class PublicFeatures(nn.Module):
     """Public features of unit length under one trainable linear layer.
 
     What ``encode`` gives can be computed once and be given to ``forward`` in place of the pictures.
@@ -100,7 +100,7 @@ class Features(nn.Module):
 
 
 @torch.no_grad()
-def encoded(model: Features, data: ImageSet, *, progress: Progress = SILENT) -> Tensor:
+def encoded(model: PublicFeatures, data: ImageSet, *, progress: Progress = SILENT) -> Tensor:
     """[n, d]: the features of a whole data set, where the model is.
 
     They say as much as the pictures: those of larger sets are kept in files that only their owner can read.
@@ -165,7 +165,9 @@ def _public(names: tuple[str, ...], count: int | None, progress: Progress) -> It
 
 
 @MODELS.register("features")
-def features(domain: Images, *, backbone: str = "efficientnet-lite0", pca: int = 0, whiten: float = 0.5) -> Features:
+def features(
+    domain: Images, *, backbone: str = "efficientnet-lite0", pca: int = 0, whiten: float = 0.5
+) -> PublicFeatures:
     """Linear head on frozen public features; ``backbone`` names networks joined by +, ``pca`` public directions."""
     names = tuple(part.strip() for part in backbone.split("+"))
     for name in names:
@@ -174,4 +176,4 @@ def features(domain: Images, *, backbone: str = "efficientnet-lite0", pca: int =
         raise GradveilError(f"model features takes grey or colored pictures, not {domain.channels} channels")
     if pca < 0 or not 0 <= whiten <= 1:
         raise GradveilError("model features: pca is at least 0, and whiten from 0 to 1")
-    return Features(domain, names, pca=pca, whiten=whiten, progress=SILENT)
+    return PublicFeatures(domain, names, pca=pca, whiten=whiten, progress=SILENT)
