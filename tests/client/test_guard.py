@@ -46,6 +46,7 @@ def test_without_a_defense_nothing_changes(model: str) -> None:
     assert_same(trained(module, "none"), trained(module, None))
 
 
+@pytest.mark.filterwarnings("ignore:defense veil")  # six examples are few
 @pytest.mark.parametrize("defense", list(DEFENSES))
 def test_every_defense_steps_a_users_loop(defense: str) -> None:
     built = DEFENSES.build(f"{defense}:iterations=2" if defense.startswith("dcs2") else defense)

@@ -19,6 +19,9 @@ TOO_LARGE = {"resnet152"}
 
 DEEP = {"resnet34", "resnet50", "vgg16"}
 
+NAMES = [name for name in MODELS if name != "features"]
+"""Public features need weights from outside, and derivatives of their pictures take too long: test_features.py."""
+
 SMALL = {
     "lenet": "lenet:init=wide",
     "convnet": "convnet:width=4",
@@ -62,7 +65,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", NAMES)
 def test_shapes_and_structure(name: str, domain: Images) -> None:
     model = build(name, domain, seed=0)
     inputs = torch.rand(2, *domain.shape)
@@ -79,7 +82,7 @@ def test_shapes_and_structure(name: str, domain: Images) -> None:
     assert first.weight is next(p for p in model.parameters() if p.ndim > 1 and p.shape[0] > 1)
 
 
-@pytest.mark.parametrize("name", [slow_if_deep(name) for name in MODELS if name not in TOO_LARGE])
+@pytest.mark.parametrize("name", [slow_if_deep(name) for name in NAMES if name not in TOO_LARGE])
 def test_initialisation_comes_from_the_seed_alone(name: str, cifar: Images) -> None:
     before = torch.get_rng_state()
     first = build(name, cifar, seed=5).state_dict()
@@ -92,7 +95,7 @@ def test_initialisation_comes_from_the_seed_alone(name: str, cifar: Images) -> N
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", [slow_if_deep(name) for name in MODELS if name not in {*SMALL, *TOO_LARGE}])
+@pytest.mark.parametrize("name", [slow_if_deep(name) for name in NAMES if name not in {*SMALL, *TOO_LARGE}])
 def test_large_models_differentiate_twice(name: str, cifar: Images) -> None:
     model, inputs, labels, target = matching_problem(name, cifar, problems=1)
     params = {key: value.requires_grad_() for key, value in model.params.items()}

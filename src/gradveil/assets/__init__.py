@@ -10,6 +10,7 @@
 - ``open-images``: ``samples/starter/*.jpg`` and ``ATTRIBUTION.md``
 - ``progan-128``: ``model.json`` and the shards ``group1-shard*.bin``
 - ``cifar-resnet18``: ``model_test.pt``, a plain state dict
+- ``efficientnet-lite0``, ``efficientnet-lite2``: one ``.pth``, a plain state dict
 """
 
 from gradveil.assets.catalogue import CATALOGUE, Asset, Package, lookup

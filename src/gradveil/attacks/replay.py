@@ -56,7 +56,7 @@ from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import stack
 from gradveil.data import ImageSet
-from gradveil.defenses import DP, Chain, Clip, ClipExamples, Defense, Noise, PublicData
+from gradveil.defenses import DP, Chain, Clip, ClipExamples, Defense, Noise, PublicData, Veil
 from gradveil.engine import without_tf32
 from gradveil.threat.model import Knowledge
 from gradveil.threat.observation import Observation
@@ -73,7 +73,7 @@ FEW = 3
 """Of so many candidates two replies are compared, to see whether the defense draws random numbers."""
 LEAST_DRAWS = 3
 """Replies about each candidate: one is kept back to try out ways, and two have a spread."""
-EXACT = (Noise, Clip, ClipExamples, DP)
+EXACT = (Noise, Clip, ClipExamples, DP, Veil)
 """Defenses through which the likelihood of a gradient is known exactly."""
 SETS, KEPT = 120, 8
 """Batches of candidates that the defense is run on, to learn what it does; and how many of them try out ways."""

@@ -7,3 +7,5 @@ from gradveil.bounds.ceiling import best_psnr as best_psnr
 from gradveil.bounds.ceiling import ceiling as ceiling
 from gradveil.bounds.ceiling import prove as prove
 from gradveil.bounds.ceiling import release_of as release_of
+from gradveil.bounds.certificate import Certificate as Certificate
+from gradveil.bounds.certificate import certificate as certificate

@@ -40,6 +40,7 @@ from gradveil.defenses import (
     Soteria,
     Sparsify,
     Transform,
+    Veil,
     links_of,
 )
 from gradveil.defenses.base import At, needs_only_tensors
@@ -53,7 +54,7 @@ FINEST = 60.0
 _SAYS_NOTHING = 50.0
 KNOWN = (
     ATS, DCS2, DP, Censor, Clip, ClipExamples, DCS2Plus, Defense, GradDefense, Noise, Outpost, Precode, Soteria,
-    Sparsify,
+    Sparsify, Veil,
 )  # fmt: skip
 """Of all others nobody has looked at the code."""
 
@@ -113,7 +114,7 @@ def release_of(defense: Defense, *, examples: int, tensors: int) -> Release:
         bound, covers = math.inf, ""
         for place, link in enumerate(links):
             found = None
-            if type(link) is DP and at == "step":
+            if isinstance(link, DP) and type(link) in (DP, Veil) and at == "step":
                 found = Release(link.sigma, at, "each example")
             elif type(link) is ClipExamples and at == "step":
                 bound, covers = link.bound / examples, "each example"

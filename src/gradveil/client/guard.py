@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from gradveil.bounds import Certificate, certificate
 from gradveil.client.guarded import (
     Cut,
     Hook,
@@ -269,6 +271,10 @@ class Guard:
         if self._defense.delta is None:
             return math.inf if self._ever else 0.0
         return self.log.ledger.spent(delta)
+
+    def certificate(self) -> Certificate:
+        """What is proved of all replies, those that are planned included. A GradveilError says why nothing is."""
+        return certificate(self._defense, self.log.ledger)
 
     def checkpoint(self) -> dict[str, Any]:
         """All that :meth:`restore` needs. ``torch.save`` writes it, and ``torch.load(weights_only=True)`` reads it."""
@@ -578,6 +584,9 @@ class Guard:
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
         self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))
         with self._mirror.again() if self._starts_over else nullcontext():
+            word = self._defense.caution(sum(own.numel() for own in given.values()), step.divisor)
+            if word is not None and not self._ever:
+                warnings.warn(word, stacklevel=2)
             hidden = defended_step(self._prepared, given, step)
         self._compare("the defense")
         sent = detached(hidden if scale == 1 else scaled(hidden, scale))

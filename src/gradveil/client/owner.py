@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradveil.bounds import Certificate
 from gradveil.client.client import SimulatedClient
 from gradveil.client.guard import Guard
 from gradveil.client.sampling import Examples
@@ -142,6 +143,10 @@ class Client:
     def privacy_spent(self, delta: float) -> float:
         """Epsilon of all replies and restarts so far; infinite for a defense without a proof."""
         return self._guard.privacy_spent(delta)
+
+    def certificate(self) -> Certificate:
+        """What is proved of all replies, those that are planned included. A GradveilError says why nothing is."""
+        return self._guard.certificate()
 
     def checkpoint(self) -> dict[str, Any]:
         """All that a restart needs, for ``torch.save``. It stays with the client."""

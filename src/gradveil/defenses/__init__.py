@@ -27,9 +27,10 @@ from gradveil.defenses.precode import Precode
 from gradveil.defenses.public import PublicData
 from gradveil.defenses.soteria import Soteria
 from gradveil.defenses.sparsify import Sparsify
+from gradveil.defenses.veil import Veil
 
 __all__ = [
     "ATS", "DCS2", "DEFENSES", "DP", "Censor", "Chain", "Clip", "ClipExamples", "DCS2Plus", "Defense", "GradDefense",
-    "Ledger", "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform",
+    "Ledger", "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform", "Veil",
     "can_remember", "check_model", "check_result", "defended_step", "fresh", "links_of",
 ]  # fmt: skip

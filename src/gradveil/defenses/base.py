@@ -189,6 +189,10 @@ class Defense:
     def check_steps(self, steps: int) -> None:
         """Raise a GradveilError if an example would take part in more steps than planned."""
 
+    def caution(self, numbers: int, examples: float) -> str | None:  # noqa: ARG002
+        """What a client of so many examples should know that sends so many numbers in a step; None: nothing."""
+        return None
+
     def schedule(self) -> tuple[int, ...]:
         """Rounds after the first from which on it does something else: audits look at each of them."""
         return ()
@@ -329,6 +333,9 @@ class Chain(Defense):
     def check_steps(self, steps: int) -> None:
         for link in self.links:
             link.check_steps(steps)
+
+    def caution(self, numbers: int, examples: float) -> str | None:
+        return next((word for link in self.links if (word := link.caution(numbers, examples))), None)
 
     def schedule(self) -> tuple[int, ...]:
         return tuple(number for link in self.links for number in link.schedule())

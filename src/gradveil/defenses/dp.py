@@ -56,6 +56,11 @@ class DP(Defense):
     def recomputes_gradient(self) -> bool:
         return True
 
+    @property
+    def counted(self) -> float:
+        """The noise that the ledger counts, in units of what one example can change."""
+        return self.sigma
+
     def check(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
@@ -89,7 +94,7 @@ class DP(Defense):
         """
         self.check_steps(step.log.ledger.steps + steps)
         for ledger in (step.log.ledger, *also):
-            ledger.add(self.sigma, 1.0 if step.sample_rate is None else step.sample_rate, steps)
+            ledger.add(self.counted, 1.0 if step.sample_rate is None else step.sample_rate, steps)
 
     def noisy(self, step: Step) -> Params:
         """What the step sends: of an empty batch the noise alone."""
@@ -104,13 +109,13 @@ class DP(Defense):
         if self.steps is None:
             return None
         rate = 1.0 if self.sample_rate is None else self.sample_rate
-        return guarantee(sigma=self.sigma, sample_rate=rate, steps=self.steps, delta=self.delta)
+        return guarantee(sigma=self.counted, sample_rate=rate, steps=self.steps, delta=self.delta)
 
     def check_steps(self, steps: int) -> None:
         if self.steps is not None and steps > self.steps and not self.beyond_plan:
             raise GradveilError(
-                f"defense dp: an example takes part in {steps} steps, more than the {self.steps} that are planned: "
-                "plan more by steps, or add beyond_plan=true and watch epsilon"
+                f"defense {self.name}: an example takes part in {steps} steps, more than the {self.steps} that are "
+                "planned: plan more of them, or use dp with beyond_plan=true and watch epsilon"
             )
 
 

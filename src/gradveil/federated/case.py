@@ -68,6 +68,8 @@ class Training(Fields):
     """Step of the server along the clients' mean."""
     server_momentum: Annotated[Number, Field(ge=0, lt=1, title="a number of at least 0 and below 1")] = 0.0
     """Momentum of the server's step."""
+    average_from: CountOrNone = None
+    """Evaluate the mean of the models from this round on; default: the last model."""
     defense: Annotated[str, AfterValidator(DEFENSES.canonical)] = "none"
     """Defense of every client, such as censor:trials=20, or pkg.module:Class."""
     tap: Annotated[tuple[str, ...], Field(strict=False, title="a list such as ['0@1']")] = ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, NotRequired
 
@@ -23,12 +24,12 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, scaled
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
-from gradveil.defenses import DEFENSES, Defense, Log
+from gradveil.defenses import DEFENSES, Defense, Log, links_of
 from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.engine import Runner
 from gradveil.federated.case import Training
 from gradveil.federated.partition import partition
-from gradveil.models import Functional, trained_parameters
+from gradveil.models import Functional, PublicFeatures, encoded, trained_parameters
 
 EVALUATED_AT_ONCE = 1000
 
@@ -42,6 +43,8 @@ class State:
     """Running statistics of layers such as batch norm, by name; empty for a model without them."""
     velocity: Params = field(default_factory=dict)
     """The server's momentum; empty before the first step and without momentum."""
+    mean: Params = field(default_factory=dict)
+    """The mean of the parameters since the round that the case names; empty before it."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ class Federation:
         self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
+        self._encoded: dict[int, tuple[ImageSet, Tensor]] = {}
         self._counted = (1, Counter[int]())
         """A round, and how often each client took part before it."""
 
@@ -189,7 +193,13 @@ class Federation:
         weights = [reply.examples for reply in replies]
         change = average([as_delta(reply.update, self.case.recipe) for reply in replies], weights)
         buffers = average([reply.buffers for reply in replies], weights)
-        self.state = server_step(broadcast, change, buffers, lr=self.case.server_lr, momentum=self.case.server_momentum)
+        state = server_step(broadcast, change, buffers, lr=self.case.server_lr, momentum=self.case.server_momentum)
+        since = number - (self.case.average_from or math.inf)
+        if since >= 0:
+            before = broadcast.mean or state.params
+            away = added_at_once(state.params, before, -1.0)
+            state = replace(state, mean=added_at_once(before, away, 1 / (since + 1)))
+        self.state = state
         log = Log()
         for reply in replies:
             log.merge(reply.log)
@@ -238,8 +248,21 @@ class Federation:
         return max(each, key=lambda one: one.epsilon)
 
     def quality(self, data: ImageSet) -> Quality:
-        """Accuracy and loss of the global model."""
-        return evaluate(self._evaluated.with_buffers(self.state.buffers), self.state.params, data)
+        """Accuracy and loss of the global model, or of the mean of models where the case asks for it."""
+        model = self._evaluated.with_buffers(self.state.buffers)
+        return evaluate(model, self.state.mean or self.state.params, data, self._features(data))
+
+    def _features(self, data: ImageSet) -> Tensor | None:
+        """What a model on public features sees of a data set, computed once; None for other models.
+
+        Neither where a defense changes the pictures first.
+        """
+        changes = any(type(link).on_inputs is not Defense.on_inputs for link in links_of(self.defense))
+        if not isinstance(self.module, PublicFeatures) or changes:
+            return None
+        if id(data) not in self._encoded:
+            self._encoded[id(data)] = data, encoded(self.module, data)
+        return self._encoded[id(data)][1]
 
     def examples(self, client: int, number: int, order: Tensor | None = None) -> tuple[Batch, Tensor]:
         """What a client trains on in a round, in its order, and where these examples stand in the data set.
@@ -268,7 +291,10 @@ class Federation:
         ``federation_round`` is the round as its defense counts it; None where only the server says so, who could
         switch off a defense of the first rounds.
         """
-        batch = self.examples(client, number)[0] if batch is None else batch
+        if batch is None:
+            batch, index = self.examples(client, number)
+            seen = self._features(self.train)
+            batch = batch if seen is None else Batch(seen[index.to(seen.device)], batch.labels)
         rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
         return self._client.start(
             self.state.params,
@@ -335,16 +361,18 @@ def server_step(state: State, change: Params, buffers: Params, *, lr: float, mom
     return State(moved, buffers, velocity if momentum else {})
 
 
-def evaluate(model: Functional, params: Params, data: ImageSet) -> Quality:
-    """The quality of a model, which should be in eval mode, at these parameters."""
+def evaluate(model: Functional, params: Params, data: ImageSet, inputs: Tensor | None = None) -> Quality:
+    """The quality of a model, which should be in eval mode, at these parameters; on ``inputs`` in place of pictures."""
     right = loss = 0.0
     device = next(iter(params.values())).device
     with torch.no_grad():
         for start in range(0, len(data), EVALUATED_AT_ONCE):
-            batch = data.batch(range(start, min(start + EVALUATED_AT_ONCE, len(data)))).to(device)
-            scores = model(params, batch.inputs)
-            right += float((scores.argmax(dim=1) == batch.labels).sum())
-            loss += float(cross_entropy(scores, batch.labels)) * len(batch)
+            part = slice(start, min(start + EVALUATED_AT_ONCE, len(data)))
+            labels = data.labels[part].to(device)
+            shown = data.batch(range(part.start, part.stop)).inputs.to(device) if inputs is None else inputs[part]
+            scores = model(params, shown)
+            right += float((scores.argmax(dim=1) == labels).sum())
+            loss += float(cross_entropy(scores, labels)) * len(labels)
     return Quality(right / len(data), loss / len(data))
 
 

@@ -83,6 +83,10 @@ def run_training(
     federation.on_exchange = tap
     if federation.sends_statistics and case.defense != "none":
         say("running statistics of norm layers leave as they are: no defense hides them (docs/federated.md)")
+    smallest = min(len(share) for share in federation.shares)
+    word = federation.defense.caution(sum(p.numel() for p in federation.state.params.values()), smallest)
+    if word is not None:
+        say(word)
     rows = _resumed(federation, folder) if resume else []
     record = Recorder(federation, test, folder, rows, ledgers=federation.ledgers)
     with progress.task("train", case.rounds) as task:
@@ -168,7 +172,7 @@ class Recorder:
         }
         write_json(self.folder / RESULT, whole)
         if last or done.number % case.checkpoint_every == 0:
-            parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity}
+            parts = {"params": state.params, "buffers": state.buffers, "velocity": state.velocity, "mean": state.mean}
             tensors = {f"{part}/{name}": tensor for part, tree in parts.items() for name, tensor in tree.items()}
             meta = {"round": done.number, "spent": [ledger.state() for ledger in self.ledgers]}
             write_tensors(self.folder / CHECKPOINT, KIND, tensors, meta)
@@ -198,14 +202,19 @@ def _resumed(federation: Federation, folder: Path) -> list[RoundRecord]:
     tensors, meta = read_tensors(path, KIND)
     number, tensors = meta.get("round"), moved(tensors, federation.case.device)
     # in the order of the model: noise is drawn in that order, and a file has another
-    params, buffers, velocity = (
+    params, velocity, mean, buffers = (
         {name: tensors[f"{part}/{name}"] for name in like if f"{part}/{name}" in tensors}
-        for part, like in (("params", started.params), ("buffers", started.buffers), ("velocity", started.params))
+        for part, like in (
+            ("params", started.params),
+            ("velocity", started.params),
+            ("mean", started.params),
+            ("buffers", started.buffers),
+        )
     )
     shapes, expected = ({name: tensor.shape for name, tensor in tree.items()} for tree in (params, started.params))
     if shapes != expected or type(number) is not int or not 0 < number <= min(len(rows), federation.case.rounds):
         raise BadFileError(f"{path} does not fit {RESULT} beside it: train anew into another --out")
-    federation.state = State(params, buffers, velocity)
+    federation.state = State(params, buffers, velocity, mean)
     if federation.defense.delta is not None:  # without what was spent before, epsilon would be too small
         spent = meta.get("spent")
         if not isinstance(spent, list) or len(spent) != federation.case.clients:

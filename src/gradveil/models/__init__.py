@@ -15,6 +15,7 @@ from gradveil.models.calls import (
     with_logits,
     zeros_like_one,
 )
+from gradveil.models.features import PublicFeatures, encoded
 from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
 from gradveil.models.watch import (
@@ -35,6 +36,7 @@ __all__ = [
     "Imprint",
     "Mirror",
     "Normalize",
+    "PublicFeatures",
     "Representation",
     "SeveralInputs",
     "arguments_of",
@@ -43,6 +45,7 @@ __all__ = [
     "build",
     "canonical",
     "classifier",
+    "encoded",
     "first_layer",
     "fronted",
     "fronted_spec",

@@ -38,6 +38,7 @@ def clip(defense: Clip | ClipExamples, one: Observation) -> Channel:
 
 @against(
     "dp",
+    "veil",
     sentence="It averages all replies to the same model, and asks for smoother pictures by the noise left.",
     after_steps=True,
 )

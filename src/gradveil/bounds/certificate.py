@@ -1,0 +1,102 @@
+"""A certificate: what is proved of a client's replies, against whom, on what it rests, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from gradveil.bounds.ceiling import LOW, best_psnr, release_of
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Json
+from gradveil.defenses import DP, Defense, Ledger, Veil, links_of
+
+LINE_UPS = (10, 100, 1000)
+AGAINST = (
+    "anybody who sees every reply of this client, knows the model, the defense and all other examples, and has any "
+    "prior knowledge but the noise"
+)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What no adversary passes, for all replies of a client together."""
+
+    defense: str
+    steps: int
+    """Noisy steps on one example that are covered: those that are planned or, without a plan, those so far."""
+    taken: int
+    """Steps that were taken so far."""
+    recognised: dict[str, float]
+    """By the length of a line-up: the largest share of examples that can be picked out of it."""
+    member: float
+    """The largest share of members that a test finds which takes 1% of others for members."""
+    epsilon: float
+    delta: float
+    psnr: float | None
+    """What no reconstruction without a prior passes, in decibels; None where the bound says nothing."""
+    against: str
+    assumes: tuple[str, ...]
+
+    def as_json(self) -> Json:
+        return asdict(self)
+
+    @property
+    def text(self) -> str:
+        """The certificate for a person to read."""
+        shares = ", ".join(f"{share:.1%} in a line-up of {size}" for size, share in self.recognised.items())
+        drawn = "" if self.psnr is None else f" Pictures drawn without a prior reach at most {self.psnr:.1f} dB."
+        lines = [
+            f"Certificate for {self.defense}: {self.steps} steps on each example, {self.taken} of them taken.",
+            f"Nobody recognises an example more often than this: {shares}.",
+            f"Nobody finds more than {self.member:.1%} of the members at 1% false alarms.{drawn}",
+            f"All replies together are ({self.epsilon:.3g}, {self.delta:g})-differentially private.",
+            f"This holds against {self.against}.",
+            "It rests on:",
+            *(f"- {each};" for each in self.assumes),
+        ]
+        return "\n".join(lines)[:-1] + "."
+
+
+def certificate(defense: Defense, spent: Ledger) -> Certificate:
+    """What is proved of the replies of a client who has spent so much and will spend what the defense plans.
+
+    Raises:
+        GradveilError: if nothing is proved, with the reason.
+    """
+    link = next((one for one in links_of(defense) if isinstance(one, DP)), None)
+    if link is None:
+        raise GradveilError("there is no certificate: only veil and dp count what they send; use one of them")
+    release_of(defense, examples=1, tensors=1)  # refuses chains in which something may pass the noise by
+    whole = Ledger()
+    whole.merge(spent)
+    left = (link.steps or 0) - spent.steps
+    if left > 0:
+        whole.add(link.counted, link.sample_rate or 1.0, left)
+    if not whole.steps:
+        raise GradveilError("there is no certificate yet: nothing was sent, and the defense plans no steps")
+    epsilon = whole.guarantee(link.delta).epsilon
+    assumes = [
+        "one example is one person's: who has several of them is covered less",
+        f"noise of {link.sigma:.4g} times what one example can change, drawn anew in each step and not to predict",
+        "the model mixes no examples and sends nothing beside its update",
+    ]
+    against, alone = AGAINST, not isinstance(link, Veil) or link.cohort == 1
+    if isinstance(link, Veil) and not alone:
+        against = AGAINST.replace("every reply of this client", f"the sum of the replies of {link.cohort} clients")
+        assumes.append(
+            f"replies are summed before anybody sees one, and {link.cohort} clients who follow the rules are in each "
+            f"sum: a reply alone has {link.cohort**0.5:.3g} times less noise than is promised"
+        )
+    rates = {rate for _, rate, _ in whole.state()}
+    psnr = best_psnr(link.counted, whole.steps) if rates == {1.0} else None
+    return Certificate(
+        defense=defense.spec,
+        steps=whole.steps,
+        taken=spent.steps,
+        recognised={str(size): whole.power(1 / size) for size in LINE_UPS},
+        member=whole.power(LOW),
+        epsilon=epsilon,
+        delta=link.delta,
+        psnr=psnr,
+        against=against,
+        assumes=tuple(assumes),
+    )

@@ -1,0 +1,179 @@
+"""A linear head on frozen public features: few numbers leave a client, so that noise which hides them costs little.
+
+Backbones are trained on public pictures, and what is fitted to them here is fitted to public photographs. Nothing of
+private data is in them, and clients neither train nor send them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradveil.assets import cache_folder, lookup
+from gradveil.core.errors import GradveilError
+from gradveil.core.progress import SILENT, Progress
+from gradveil.core.registry import find
+from gradveil.core.tensor_files import read_tensors, write_tensors
+from gradveil.data import ImageSet, load
+from gradveil.domains import Images
+from gradveil.models.building import MODELS
+from gradveil.models.efficientnet import SIZES, EfficientNetLite
+
+PUBLIC = ("photos-64", "open-images:size=120")
+"""Photographs that the directions of features are fitted to."""
+MOST_DIRECTIONS = 1024
+AT_ONCE = 64
+KEPT_FROM = 256
+"""PublicFeatures of data sets of so many examples are kept for the next time."""
+FEW = 128
+"""Photographs that are enough for a mean; directions take all of them."""
+_KIND = "public features"
+
+
+class Resize(nn.Module):
+    """Pictures [n, C, H, W] to [n, 3, side, side] by bicubic filters, as two matrix products.
+
+    Torch's own way is neither safe under vmap nor, on a GPU, the same each time when it is differentiated.
+    """
+
+    down: Tensor
+    across: Tensor
+
+    def __init__(self, height: int, width: int, side: int) -> None:
+        super().__init__()
+        for name, length in (("down", height), ("across", width)):
+            each = torch.eye(length)[None, None]
+            filters = F.interpolate(each, size=(side, length), mode="bicubic", antialias=True)[0, 0]
+            self.register_buffer(name, filters, persistent=False)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        colored = pictures.expand(*pictures.shape[:-3], 3, *pictures.shape[-2:])
+        return self.down @ colored @ self.across.T
+
+
+class Backbones(nn.Module):
+    """Pictures to what public networks see in them, each at its own size: [n, 1280 for each], unit length each."""
+
+    def __init__(self, names: tuple[str, ...], height: int, width: int, *, progress: Progress = SILENT) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(EfficientNetLite(name, progress=progress) for name in names)
+        self.resize = nn.ModuleList(Resize(height, width, SIZES[name]) for name in names)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        pairs = zip(self.networks, self.resize, strict=True)
+        return torch.cat([F.normalize(network(resize(pictures)), dim=-1) for network, resize in pairs], dim=-1)
+
+
+class PublicFeatures(nn.Module):
+    """Public features of unit length under one trainable linear layer.
+
+    What ``encode`` gives can be computed once and be given to ``forward`` in place of the pictures.
+    """
+
+    mean: Tensor
+    directions: Tensor
+
+    def __init__(self, domain: Images, names: tuple[str, ...], *, pca: int, whiten: float, progress: Progress) -> None:
+        super().__init__()
+        self.key = f"{'+'.join(lookup(name).archive_sha256 for name in names)} {pca} {whiten:g}"
+        """What the features follow from, beside the pictures."""
+        self.backbones = Backbones(names, domain.height, domain.width, progress=progress)
+        mean, directions = public_directions(names, pca, whiten, progress)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("directions", directions, persistent=False)
+        self.head = nn.Linear(directions.shape[1], domain.classes)
+        nn.init.zeros_(self.head.weight)  # the loss is convex: there is no better place to start, and none to hide
+        nn.init.zeros_(self.head.bias)
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        """Pictures [n, C, H, W] in [0, 1] to features [n, d] of unit length."""
+        return F.normalize((self.backbones(pictures) - self.mean) @ self.directions, dim=-1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores [n, classes] of pictures, or of what ``encode`` made of them."""
+        scores: Tensor = self.head(inputs if inputs.dim() == 2 else self.encode(inputs))
+        return scores
+
+
+@torch.no_grad()
+def encoded(model: PublicFeatures, data: ImageSet, *, progress: Progress = SILENT) -> Tensor:
+    """[n, d]: the features of a whole data set, where the model is.
+
+    They say as much as the pictures: those of larger sets are kept in files that only their owner can read.
+    """
+    device, seen = model.mean.device, hashlib.sha256(model.key.encode())
+    starts = range(0, len(data), AT_ONCE)
+    for start in starts if len(data) >= KEPT_FROM else ():
+        seen.update(data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs.cpu().numpy().tobytes())
+    path = cache_folder() / "private" / f"features-{seen.hexdigest()[:24]}.safetensors"
+    if len(data) >= KEPT_FROM and path.exists():
+        kept = read_tensors(path, _KIND)[0].get("features")
+        if kept is not None and kept.shape == (len(data), model.head.in_features):
+            return kept.to(device)
+    with progress.task("public features", len(data)) as task:
+        parts = []
+        for start in starts:
+            batch = data.batch(range(start, min(start + AT_ONCE, len(data)))).to(device)
+            parts.append(model.encode(batch.inputs))
+            task.advance(len(batch))
+    features = torch.cat(parts)
+    if len(data) >= KEPT_FROM:
+        write_tensors(path, _KIND, {"features": features}, {})
+    return features
+
+
+def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress: Progress) -> tuple[Tensor, Tensor]:
+    """The mean of public photographs, [D], and the directions that are kept, [D, d].
+
+    ``pca`` of them, the longest first, each divided by its length to the power ``whiten``; with 0 all as they are. They
+    are computed once and kept in the cache of assets.
+    """
+    count = None if pca else FEW
+    key = "\n".join([*(lookup(name).archive_sha256 for name in names), *PUBLIC, str(count)])
+    path = cache_folder() / f"public-features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+    if not path.exists():
+        seen = torch.cat(list(_public(names, count, progress))).double()
+        mean = seen.mean(dim=0)
+        _, lengths, directions = torch.linalg.svd(seen - mean, full_matrices=False)
+        kept = {"mean": mean, "lengths": lengths[:MOST_DIRECTIONS], "directions": directions[:MOST_DIRECTIONS]}
+        write_tensors(path, _KIND, {name: tensor.float() for name, tensor in kept.items()}, {"networks": list(names)})
+    found, _ = read_tensors(path, _KIND)
+    if pca == 0:
+        return found["mean"], torch.eye(len(found["mean"]))
+    if pca > len(found["lengths"]):
+        raise GradveilError(f"model features: pca is at most {len(found['lengths'])}, not {pca}")
+    lengths = (found["lengths"][:pca] / found["lengths"][0]) ** whiten
+    return found["mean"], found["directions"][:pca].T / lengths
+
+
+@torch.no_grad()
+def _public(names: tuple[str, ...], count: int | None, progress: Progress) -> Iterator[Tensor]:
+    """What networks see in so many public photographs, or in all."""
+    photographs = [load(spec, progress=progress) for spec in PUBLIC]
+    each = [data.subset(range(len(data))[: count and count // len(photographs)]) for data in photographs]
+    with progress.task("features of public photographs, once", sum(map(len, each))) as task:
+        for data in each:
+            backbones = Backbones(names, *data.shape[1:])
+            for start in range(0, len(data), AT_ONCE):
+                batch = data.batch(range(start, min(start + AT_ONCE, len(data))))
+                yield backbones(batch.inputs)
+                task.advance(len(batch))
+
+
+@MODELS.register("features")
+def features(
+    domain: Images, *, backbone: str = "efficientnet-lite0", pca: int = 0, whiten: float = 0.5
+) -> PublicFeatures:
+    """Linear head on frozen public features; ``backbone`` names networks joined by +, ``pca`` public directions."""
+    names = tuple(part.strip() for part in backbone.split("+"))
+    for name in names:
+        find("backbone", name, SIZES)
+    if domain.channels not in (1, 3):
+        raise GradveilError(f"model features takes grey or colored pictures, not {domain.channels} channels")
+    if pca < 0 or not 0 <= whiten <= 1:
+        raise GradveilError("model features: pca is at least 0, and whiten from 0 to 1")
+    return PublicFeatures(domain, names, pca=pca, whiten=whiten, progress=SILENT)
