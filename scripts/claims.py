@@ -37,8 +37,8 @@ PAPERS = {
 UNAWARE = "holds only against an attacker who does not know the defense"
 VERDICTS = {
     "holds": "what the paper says is what we found",
-    UNAWARE: "an attack that thinks of the defense, or has a list of candidates, gets past it",
-    "holds in part": "some of what is claimed was found, the rest was not; the last column says which",
+    UNAWARE: "an attack that takes the defense into account, or has a list of candidates, gets past it",
+    "holds in part": "some of what is claimed was found, the rest was not; the finding says which",
     "does not hold": "we found otherwise, at the setting given",
     "not tested": "for the reason given",
 }
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     if not parser.parse_args().check:
         PAGE.write_text(page())
-    elif PAGE.read_text() != page():
+    elif not PAGE.exists() or PAGE.read_text() != page():
         sys.exit("docs/results/claims.md is not what its files say: run python scripts/claims.py")
 
 
