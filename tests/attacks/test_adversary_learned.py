@@ -218,3 +218,18 @@ def test_dropout_is_seeded_where_the_decoder_is(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_of_another_shape_is_refused_in_one_line() -> None:
     with pytest.raises(GradveilError, match="of another shape than the model takes"):
         Learned(pairs=400)(replace(seen(), public=lambda _: load("cifar10-samples")))
+
+
+class Shifted(Net):
+    """One of its parameters is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.shift
+
+
+def test_a_parameter_may_be_a_single_number() -> None:
+    assert Learned(pairs=400)(seen(module=Shifted())).inputs.shape == (1, 1, 28, 28)

@@ -215,6 +215,11 @@ def own(
     parameter = next(iter(model.parameters()), None)
     if parameter is None:
         raise GradveilError("the model has no parameters: there is no update to audit")
+    if odd := {each.dtype for each in (*model.parameters(), inputs)} - {torch.get_default_dtype()}:
+        usual = torch.get_default_dtype()
+        raise GradveilError(
+            f"the model or its examples are of {odd.pop()}, and audits compute in {usual}: convert them"
+        )
     with torch.no_grad():  # by a copy: each layer of the model stays in the mode it is in
         classes = int(models.logits_of(copy.deepcopy(model).eval()(inputs[:1].to(parameter.device))).shape[1])
     data = _own_images(inputs.detach().cpu(), labels.detach().cpu(), gallery, classes)
