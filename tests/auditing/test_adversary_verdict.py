@@ -236,7 +236,7 @@ def test_a_defense_that_names_people_by_their_labels_does_not_hold() -> None:
     found = [verdicts(rows, people=people)[0] for people in (False, True)]
     assert [one.outcome for one in found] == ["holds", "leaks"]
     assert [one.grade for one in found] == ["A", "F"], "no gate by grade lets a client pass whom everybody can name"
-    assert AuditGate.read([], "D").violations(Audit(rows=tuple(rows), verdicts=tuple(found[1:]), labels_are_people=True))
+    assert AuditGate.read([], "D").violations(Audit(rows=tuple(rows), verdicts=(found[1],), labels_are_people=True))
     hidden = [rows[0], rows[1].model_copy(update={"label_accuracy": 0.0, "label_interval": (0.0, 0.05)})]
     assert verdicts(hidden, people=True)[0].grade == "A"
     given = [row.model_copy(update={"threat": "D+labels"}) for row in rows]
