@@ -147,6 +147,11 @@ def test_models_of_ours_are_kept(model: str) -> None:
     assert learned._says_all(replace(seen(), module=module))
 
 
+def test_public_examples_that_are_private_now_make_another_decoder() -> None:
+    """What one audit learned from, another must not have learned from: its public set lacks it, and so its digest."""
+    assert learned._digest(seen(), PUBLIC, 400) != learned._digest(seen(), PUBLIC.subset(range(1, len(PUBLIC))), 400)
+
+
 def test_other_code_has_other_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = [learned._digest(seen(), PUBLIC, 400)]
     monkeypatch.setattr(learned, "_code", lambda: "edited")
