@@ -147,6 +147,11 @@ def test_models_of_ours_are_kept(model: str) -> None:
     assert learned._says_all(replace(seen(), module=module))
 
 
+def test_public_examples_that_are_private_now_make_another_decoder() -> None:
+    """What one audit learned from, another must not have learned from: its public set lacks it, and so its digest."""
+    assert learned._digest(seen(), PUBLIC, 400) != learned._digest(seen(), PUBLIC.subset(range(1, len(PUBLIC))), 400)
+
+
 def test_other_code_has_other_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = [learned._digest(seen(), PUBLIC, 400)]
     monkeypatch.setattr(learned, "_code", lambda: "edited")
@@ -218,3 +223,18 @@ def test_dropout_is_seeded_where_the_decoder_is(monkeypatch: pytest.MonkeyPatch)
 def test_a_model_of_another_shape_is_refused_in_one_line() -> None:
     with pytest.raises(GradveilError, match="of another shape than the model takes"):
         Learned(pairs=400)(replace(seen(), public=lambda _: load("cifar10-samples")))
+
+
+class Shifted(Net):
+    """One of its parameters is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.shift
+
+
+def test_a_parameter_may_be_a_single_number() -> None:
+    assert Learned(pairs=400)(seen(module=Shifted())).inputs.shape == (1, 1, 28, 28)

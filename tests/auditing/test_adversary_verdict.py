@@ -233,7 +233,14 @@ def test_a_defense_that_names_people_by_their_labels_does_not_hold() -> None:
     read = {"needs": (), "label_accuracy": 1.0, "label_interval": (0.8, 1.0), "label_chance": 0.1}
     kept = {"defense": "noise", "luck": 1.0, "counter_moves": {"noise": "It ranks candidates."}}
     rows = [scored("identify", 0.0, (0.0, 0.05), **kept), scored("ig", 0.0, (0.0, 0.05), **(kept | read))]
-    assert [verdicts(rows, people=people)[0].outcome for people in (False, True)] == ["holds", "leaks"]
+    found = [verdicts(rows, people=people)[0] for people in (False, True)]
+    assert [one.outcome for one in found] == ["holds", "leaks"]
+    assert [one.grade for one in found] == ["A", "F"], "no gate by grade lets a client pass whom everybody can name"
+    assert AuditGate.read([], "D").violations(Audit(rows=tuple(rows), verdicts=(found[1],), labels_are_people=True))
+    hidden = [rows[0], rows[1].model_copy(update={"label_accuracy": 0.0, "label_interval": (0.0, 0.05)})]
+    assert verdicts(hidden, people=True)[0].grade == "A"
+    given = [row.model_copy(update={"threat": "D+labels"}) for row in rows]
+    assert verdicts(given, people=True)[0].grade == "A", "what the adversary was given was not leaked"
 
 
 def test_an_attack_that_leaves_the_counter_move_out_is_not_credited_with_it() -> None:
@@ -305,3 +312,10 @@ def test_a_round_of_few_examples_is_not_hidden_by_one_of_many() -> None:
     assert AuditGate.read(["identified=0.1", "recognised=0.1"]).violations(audit)
     (level,) = verdicts([many, scored("ig", 0.0, (0.0, 0.9), images=64, updates=64)])
     assert level.identified_interval == (0.0, 0.084), "of equally many, the best counts"
+
+
+@pytest.mark.parametrize("odd", ["model", "examples"])
+def test_another_precision_is_refused_in_one_line(odd: str) -> None:
+    model = own_model().double() if odd == "model" else own_model()
+    with pytest.raises(GradveilError, match=r"of torch.float64, and audits compute in torch.float32: convert them"):
+        gradveil.audit(model, (DIGITS.inputs.double(), DIGITS.labels), attack="analytic")

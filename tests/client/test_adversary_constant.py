@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,14 +11,13 @@ import torch
 import gradveil
 import naive
 from gradveil import models
-from gradveil.attacks import Attack
 from gradveil.attacks.identify import Identify
-from gradveil.attacks.replay import Replay
 from gradveil.auditing.verdict import NO_COUNTER_MOVE
 from gradveil.client import SimulatedClient, sends_constant
 from gradveil.core.types import Params, Recipe
-from gradveil.data import load
+from gradveil.data import ImageSet, load
 from gradveil.defenses import Defense, Noise, Step
+from gradveil.threat import Observation
 
 DATA = load("mnist-samples")
 MODULE = models.build("mlp:hidden=16,depth=1", DATA.domain, seed=0)
@@ -122,13 +122,17 @@ def test_only_what_depends_on_nothing_is_constant(defense: Defense, constant: bo
     assert not sends_constant(client, SENT, [])
 
 
-ATTACKS: list[Attack] = [Replay()]
-"""By luck, `identify` finds one of these 32."""
+@dataclass(frozen=True, kw_only=True)
+class Guess(Identify):
+    """Cannot tell any candidates apart."""
+
+    def scores(self, seen: Sequence[Observation], known: ImageSet, *_: object) -> torch.Tensor:
+        return torch.zeros(len(seen), len(known))
 
 
 @pytest.mark.parametrize(("images", "grade"), [(32, "A"), (13, "B"), (6, "C")])
 def test_zeros_get_the_grade_that_the_number_of_images_allows(images: int, grade: str) -> None:
-    found = gradveil.audit(MODULE, DATA.batch(range(images)), defense=Zeros(), attacks=ATTACKS, threat="D")
+    found = gradveil.audit(MODULE, DATA.batch(range(images)), defense=Zeros(), attack=Guess(), threat="D")
     (verdict,) = (one for one in found.verdicts if one.defense != "none")
     assert (verdict.grade, verdict.above_chance) == (grade, False)
     assert NO_COUNTER_MOVE not in verdict.flags
@@ -145,7 +149,7 @@ def test_what_is_told_beside_the_reply_is_no_proof(threat: str) -> None:
 
 
 def test_a_warm_up_earns_nothing() -> None:
-    found = gradveil.audit(MODULE, DATA.batch(range(32)), defense=LongWarmUp(), attacks=ATTACKS, threat="D")
+    found = gradveil.audit(MODULE, DATA.batch(range(32)), defense=LongWarmUp(), attack=Guess(), threat="D")
     (verdict,) = (one for one in found.verdicts if one.defense != "none")
     assert NO_COUNTER_MOVE in verdict.flags
     assert verdict.grade == "C"

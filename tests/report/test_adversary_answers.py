@@ -111,3 +111,10 @@ def test_people_that_a_guess_names_as_well_are_told_beside_the_guess() -> None:
     assert "10% were named with a, where a guess names 10%." in words.headline(
         [verdict("a", **UNKNOWN, labels=lucky)], people=True
     )
+
+
+@pytest.mark.parametrize(("threat", "told"), [("D", False), ("E", True), ("C+labels", True)])
+def test_a_proposed_ceiling_is_one_that_the_command_can_have(threat: str, told: bool) -> None:
+    said = advised(verdict("a", **LEAKS), case={**CASE, "threat": threat})
+    assert "--threat D " in said
+    assert ("none are given here" in said) is told

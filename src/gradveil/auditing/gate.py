@@ -163,7 +163,9 @@ def write_junit(audit: Audit, path: Path, gate: AuditGate | None = None) -> None
         test = ElementTree.SubElement(suite, "testcase", classname="gradveil.audit", name=name, time=f"{seconds:.3f}")
         text = audit.left_out.get(defense, "") if verdict is None else _said(verdict)
         if not gate and verdict is not None and verdict.grade == WORST and defense != BASELINE:
-            failures = [f"grade {WORST}: {verdict.identified or 0:.0%} identified"]
+            labels = verdict.labels.share if audit.labels_are_people and verdict.labels else None
+            named = "" if labels is None else f", {labels:.0%} named by their label"
+            failures = [f"grade {WORST}: {verdict.identified or 0:.0%} identified{named}"]
         if failures:
             message = _NOT_XML.sub("?", "; ".join(failures))
             ElementTree.SubElement(test, "failure", type="leak", message=message).text = _NOT_XML.sub("?", text)

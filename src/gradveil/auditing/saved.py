@@ -234,8 +234,16 @@ def saved(case: ObservedCase, *, progress: Progress = SILENT) -> AuditPlan:
         cells += [cell(spec, chance, prior_only=True) for spec in searching]
     records = tuple(folder.record() for folder in folders)
     data = folders[0].data if all(folder.data == folders[0].data for folder in folders) else None
-    names = read(data).class_names if pictures and data is not None else ()  # with no truth, no data set was read
-    return AuditPlan(case=case, cells=cells, domain=files[0].seen[0].domain, trainings=records, class_names=names)
+    known = read(data) if pictures and data is not None else None  # with no truth, no data set was read
+    people = {folder.data for folder in folders if folder.data is not None} if pictures else set()
+    return AuditPlan(
+        case=case,
+        cells=cells,
+        domain=files[0].seen[0].domain,
+        trainings=records,
+        class_names=() if known is None else known.class_names,
+        labels_are_people=any(read(name).labels_are_people for name in people),
+    )
 
 
 def read_folders(case: ObservedCase) -> list[ExchangeFolder]:

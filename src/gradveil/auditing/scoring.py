@@ -171,13 +171,19 @@ def membership(found: Sequence[Reconstruction], without: Sequence[Reconstruction
     """Whether private examples are more unusual in their list than anybody is in a list that holds none of them.
 
     ``index`` [n] says where the private examples stand in the list that ``found`` ranks; ``without`` ranks the other
-    list, which is as long. An attack that relies on a list which holds the truth names somebody there too.
+    list, which is as long. An attack that relies on a list which holds the truth names somebody there too. And one that
+    names a set with strangers in it alarms for those beside a member: they took no part either. Luck does without them:
+    it counts draws of who is a member, and a threshold that knows the members would not be the same for all draws.
     """
     lists = [[one.scores for one in each if one.scores is not None] for each in (found, without)]
     held, lacking = surprise(*(torch.stack(each).numpy() for each in lists))
     raised, truths = alarms(held, lacking), index.view(len(found), -1).numpy()
-    members, hits = (np.take_along_axis(each, truths, axis=1) for each in (held, raised))
-    gain = advantage(members, lacking)
+    took_part = np.zeros(held.shape, dtype=bool)
+    np.put_along_axis(took_part, truths, True, axis=1)
+    beside = held[~took_part].reshape(len(held), -1)
+    members, hits = (np.take_along_axis(each, truths, axis=1) for each in (held, raised * alarms(held, beside)))
+    gains = [advantage(members, others) for others in (lacking, beside)]
+    gain = None if None in gains else min(each for each in gains if each is not None)
     return Membership(
         found=float(hits.mean()),
         interval=interval(hits.sum(axis=1).tolist(), members.shape[1]),

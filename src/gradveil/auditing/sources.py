@@ -215,6 +215,11 @@ def own(
     parameter = next(iter(model.parameters()), None)
     if parameter is None:
         raise GradveilError("the model has no parameters: there is no update to audit")
+    if odd := {each.dtype for each in (*model.parameters(), inputs)} - {torch.get_default_dtype()}:
+        usual = torch.get_default_dtype()
+        raise GradveilError(
+            f"the model or its examples are of {odd.pop()}, and audits compute in {usual}: convert them"
+        )
     with torch.no_grad():  # by a copy: each layer of the model stays in the mode it is in
         classes = int(models.logits_of(copy.deepcopy(model).eval()(inputs[:1].to(parameter.device))).shape[1])
     data = _own_images(inputs.detach().cpu(), labels.detach().cpu(), gallery, classes)
@@ -461,11 +466,9 @@ class Simulation:
     def rounds(self, name: str, defense: Defense) -> tuple[int, ...]:
         """The rounds in which clients of a defense are looked at."""
         batch = self.private.batch.take(slice(self.case.batch_size)).to(self.case.device)
-        return rounds_to_audit(self.client(name, defense), detached(self.broadcast(name, defense).sent), batch)
-
-    def client(self, name: str, defense: Defense) -> SimulatedClient:
-        public, module = PublicData(self.private.batch.inputs), self.broadcast(name, defense).module
-        return SimulatedClient(module, recipe=self.case.recipe, defense=defense, loss=self.loss, public=public)
+        public, honest = PublicData(self.private.batch.inputs), self.broadcast(name, defense)
+        client = SimulatedClient(honest.module, recipe=self.case.recipe, defense=defense, loss=self.loss, public=public)
+        return rounds_to_audit(client, detached(honest.sent), batch)
 
     def constant(self, name: str, defense: Defense) -> bool:
         """Whether clients of a defense send the same for every example of the line-up, and nothing beside it.
@@ -480,7 +483,9 @@ class Simulation:
         every = Batch(torch.cat([private.batch.inputs, private.gallery]), torch.cat([private.batch.labels, labels]))
         starts = range(0, len(every) - case.batch_size + 1, case.batch_size)
         batches = [every.take(slice(start, start + case.batch_size)).to(case.device) for start in starts]
-        return sends_constant(self.client(name, defense), detached(honest.sent), batches)
+        public = PublicData(private.batch.inputs)
+        client = SimulatedClient(honest.module, recipe=case.recipe, defense=defense, loss=self.loss, public=public)
+        return sends_constant(client, detached(honest.sent), batches)
 
     def exchange(self, name: str, defense: Defense, crafting: Attack | None, round_number: int = 1) -> Exchange:
         """What is seen of the clients of one defense, who get the honest broadcast or what an attack crafts from it."""

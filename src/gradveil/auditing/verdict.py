@@ -45,7 +45,8 @@ def verdicts(
 ) -> tuple[Verdict, ...]:
     """One verdict per defense: its worst case over the attacks and rounds, the answers, its ceiling and its cost.
 
-    ``people`` says that labels are people: what they give away then comes first in the sentence.
+    ``people`` says that labels are people: what they give away then comes first in the sentence, and the grade is the
+    worse of both.
     """
     attacks = [row for row in rows if not row.is_prior]
     found = []
@@ -59,9 +60,12 @@ def verdicts(
             ceiling, of_run = _PASSED, None
         flags = [*worst.flags, *_untried(own, ceiling)]
         interval = _reaching(worst, own, lambda row: row.identified_interval)
-        grade = privacy_grade(interval, worst.at_random, ceiling.recognised, flags)
-        leaks = True if True in above else above[own.index(worst)]
         labels, member = _labels(own), _members(own)
+        grade = privacy_grade(interval, worst.at_random, ceiling.recognised, flags)
+        if people:  # a label says who it is, as a picture does
+            named = privacy_grade(labels.interval, labels.chance, None, flags)
+            grade = max((each for each in (grade, named) if each is not None), default=None)
+        leaks = True if True in above else above[own.index(worst)]
         told = member.above_chance or (people and labels.above_chance)  # who took part, or who it is
         verdict = Verdict(
             defense=defense,

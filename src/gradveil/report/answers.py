@@ -152,9 +152,11 @@ def recommendations(audit: Audit) -> list[Advice]:
     named = [*(one.defense for one in tried), *audit.left_out]
     if leaking and not any(_held(one) or one in certified for one in tried) and not any(proposed in n for n in named):
         what = "private examples were found more often than chance, and nothing tried has a proven ceiling"
-        add(
-            leaking, f"{what}. Try a defense that has one, and measure it.", _again(audit, defenses=["none", CERTIFIED])
-        )
+        letter, *given = str(audit.case.get("threat", "")).split("+")
+        told = letter == "E" or bool({"labels", "statistics"} & set(given))
+        without = " No ceiling covers labels or statistics that are given, so none are given here." if told else ""
+        changes: dict[str, object] = {"defenses": ["none", CERTIFIED], **({"threat": "D"} if told else {})}
+        add(leaking, f"{what}. Try a defense that has one, and measure it.{without}", _again(audit, **changes))
     else:
         # What held against another adversary is no way out.
         better = [one for one in tried if _held(one) and all(one.threat == other.threat for other in leaking)]
@@ -184,12 +186,12 @@ def recommendations(audit: Audit) -> list[Advice]:
     few = [one for one in tried if one.above_chance is False and one.grade not in (None, "A") and one not in bare]
     few = [one for one in few if needed is not None and one.images is not None and one.images < needed]
     few = [one for one in few if one.grade != UNTRIED or "no counter-move" not in one.flags]  # more would not help
-    changes: dict[str, object] = {"images": needed}
+    more: dict[str, object] = {"images": needed}
     data = str(audit.case.get("data"))
     if needed is not None and needed > SHIPPED and data.endswith("-samples"):
-        changes["data"] = f"{data.removesuffix('-samples')}:split=test"
+        more["data"] = f"{data.removesuffix('-samples')}:split=test"
     add(few, f"the grade is limited by the number of images. It takes {needed}, with none found, to rule out a worse "
-        "one.", _again(audit, **changes))  # fmt: skip
+        "one.", _again(audit, **more))  # fmt: skip
     unpriced = [one for one in certified or tried if one.cost is None and one.outcome != "leaks" and one in tried]
     add(unpriced, "what this costs in accuracy was not measured. Train with it and once without.",
         f"gradveil train --defense {shlex.quote(unpriced[0].defense)} --out trained" if unpriced else "")  # fmt: skip

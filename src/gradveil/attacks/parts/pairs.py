@@ -58,7 +58,7 @@ class Reader:
         """
         entries, statistics = [], []
         for name, places in self._places.items():
-            flat = updates[name].flatten(1).float()
+            flat = updates[name].unsqueeze(-1).flatten(1).float()  # a parameter may be a single number
             length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
             size = flat.shape[1] ** 0.5
             entries.append(flat[:, places] / (length + TINY) * size)
