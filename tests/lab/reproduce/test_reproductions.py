@@ -339,6 +339,16 @@ def test_lines_of_the_release_that_are_not_run_are_named_as_such(tmp_path: Path)
     assert "| text | 1 | 0.00 | 0.00 |" in page(text, tmp_path), "only lines that both have are compared"
 
 
+def test_packed_measurements_are_read_and_those_packed_before_stay(tmp_path: Path) -> None:
+    text, release = (plan(measured_at(2.0), settings) for settings in SETTINGS)
+    packed = tmp_path / "packed"
+    for one in (text, release):
+        run_here(one, tmp_path / one.scale)
+        ResultFolder(tmp_path / one.scale).pack(packed)
+    assert [path.name for path in packed.iterdir()] == ["results.jsonl.gz"]
+    assert "| digits | Noise | 20 / 8.00 / 18.00 |" in page(text, packed)
+
+
 def test_where_the_release_is_not_known_to_differ_there_is_one_column() -> None:
     assert [one.scale for one in plan(tiny(), "release").settings()] == ["paper"]
     assert [one.scale for one in plan(measured_at(2.0), "release").settings()] == ["paper", "release"]
