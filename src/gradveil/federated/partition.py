@@ -83,13 +83,15 @@ def shards(labels: Tensor, clients: int, rng: torch.Generator, *, each: int = 2)
 
 @PARTITIONS.register("victim")
 def victim(labels: Tensor, clients: int, rng: torch.Generator, *, examples: int = 1) -> list[Tensor]:
-    """The first client has so few examples, the others equal shares of the rest (CENSOR, Section III).
+    """So few examples for the first client, equal shares of the rest for the others; one alone has all (CENSOR, Fig. 2).
 
     >>> [len(share) for share in victim(torch.zeros(10), 3, torch.Generator().manual_seed(0))]
     [1, 5, 4]
     """
-    if examples < 1 or clients < 2:
-        raise GradveilError(f"victim needs at least one example and two clients, not {examples} and {clients}")
+    if examples < 1:
+        raise GradveilError(f"the victim needs at least one example, not {examples}")
+    if clients == 1:
+        return iid(labels, clients, rng)
     _require(len(labels) - examples, clients - 1)
     order = torch.randperm(len(labels), generator=rng)
     shares = [order[:examples], *order[examples:].tensor_split(clients - 1)]
