@@ -83,7 +83,7 @@ def shards(labels: Tensor, clients: int, rng: torch.Generator, *, each: int = 2)
 
 @PARTITIONS.register("victim")
 def victim(labels: Tensor, clients: int, rng: torch.Generator, *, examples: int = 1) -> list[Tensor]:
-    """So few examples for the first client, equal shares of the rest for the others; one alone has all (CENSOR, Fig. 2).
+    """So few examples for the first client, equal shares of the rest for the others (CENSOR, Figure 2).
 
     >>> [len(share) for share in victim(torch.zeros(10), 3, torch.Generator().manual_seed(0))]
     [1, 5, 4]
