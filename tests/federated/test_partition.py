@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from gradveil.core.errors import GradveilError
 from gradveil.federated import PARTITIONS, partition
 
-SPECS = ["iid", "dirichlet:alpha=0.05", "dirichlet", "dirichlet:alpha=0.1,equal=true", "shards:each=1", "shards"]
+SPECS = [
+    "iid",
+    "dirichlet:alpha=0.05",
+    "dirichlet",
+    "dirichlet:alpha=0.1,equal=true",
+    "shards:each=1",
+    "shards",
+    "victim:examples=7",
+]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -42,7 +50,14 @@ def test_shards_hold_few_labels_and_iid_all() -> None:
     assert all(len(labels[share].unique()) == 10 for share in partition("iid", labels, clients=10, seed=0))
 
 
-@pytest.mark.parametrize("spec", ["dirichlet:alpha=0", "dirichlet:alpha=nan", "shards:each=0", "shard", "iid:alpha=1"])
+def test_a_victim_has_few_examples_beside_clients_with_many() -> None:
+    shares = partition("victim:examples=3", torch.arange(103) % 10, clients=3, seed=0)
+    assert [len(share) for share in shares] == [3, 50, 50]
+
+
+@pytest.mark.parametrize(
+    "spec", ["dirichlet:alpha=0", "dirichlet:alpha=nan", "shards:each=0", "victim:examples=0", "shard", "iid:alpha=1"]
+)
 def test_a_bad_spec_is_refused(spec: str) -> None:
     with pytest.raises(GradveilError):
         partition(spec, torch.arange(10), clients=2, seed=0)

@@ -81,6 +81,23 @@ def shards(labels: Tensor, clients: int, rng: torch.Generator, *, each: int = 2)
     return [torch.cat([pieces[i] for i in hand]).sort().values for hand in dealt.tolist()]
 
 
+@PARTITIONS.register("victim")
+def victim(labels: Tensor, clients: int, rng: torch.Generator, *, examples: int = 1) -> list[Tensor]:
+    """So few examples for the first client, equal shares of the rest for the others (CENSOR, Figure 2).
+
+    >>> [len(share) for share in victim(torch.zeros(10), 3, torch.Generator().manual_seed(0))]
+    [1, 5, 4]
+    """
+    if examples < 1:
+        raise GradveilError(f"the victim needs at least one example, not {examples}")
+    if clients == 1:
+        return iid(labels, clients, rng)
+    _require(len(labels) - examples, clients - 1)
+    order = torch.randperm(len(labels), generator=rng)
+    shares = [order[:examples], *order[examples:].tensor_split(clients - 1)]
+    return [share.sort().values for share in shares]
+
+
 def _fitted(proportions: Tensor, counts: Tensor) -> Tensor:
     """Proportions [classes, clients] scaled until a class has its count and all clients the same (Sinkhorn)."""
     table = proportions.clamp(min=1e-9)

@@ -8,7 +8,13 @@ import torch
 from gradveil.core.seeding import generator
 from gradveil.generators import build
 from gradveil.lab.reproduce.landscape import _slice, landscape
-from gradveil.lab.reproduce.measures import _leakage_by_round, concealed_sample, leakage_in_round, step_overhead
+from gradveil.lab.reproduce.measures import (
+    _leakage_by_round,
+    censor_fallbacks,
+    concealed_sample,
+    leakage_in_round,
+    step_overhead,
+)
 
 
 def surface(defense: str, *, aware: bool) -> dict[str, object]:
@@ -50,6 +56,18 @@ def test_a_concealed_sample_takes_time_and_its_memory_is_not_known_on_a_cpu() ->
     found = concealed_sample({**fields, "defense": "dcs2:iterations=20,sensitive=first"})
     assert found["megabytes"] is None
     assert found["seconds"] is not None and found["seconds"] > 0  # noqa: PT018
+
+
+def test_fallbacks_of_censor_depend_on_initialisation_and_projection() -> None:
+    fields = {"data": "cifar10-samples", "model": "lenet", "lr": 0.1, "images": 3, "seed": 0, "device": "cpu"}
+    plain = censor_fallbacks({**fields, "init": "default", "projection": "exact"})
+    wide = censor_fallbacks({**fields, "init": "wide", "projection": "exact"})
+    released = censor_fallbacks({**fields, "init": "default", "projection": "released", "lr": 1e-4})
+    assert (plain["fallback_rate"], wide["fallback_rate"], released["fallback_rate"]) == (1.0, 0.0, 0.0)
+    assert plain["cosine"] == pytest.approx(1.0), "the gradient itself"
+    assert wide["cosine"] == pytest.approx(0.0, abs=1e-5)
+    assert released["cosine"] > 0.1, "the released projection leaves a part of the gradient"  # type: ignore[operator]
+    assert plain["steps"] == 3
 
 
 @pytest.mark.integration

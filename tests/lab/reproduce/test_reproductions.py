@@ -36,6 +36,7 @@ MUST_SHOW = {
     "censor-1", "censor-2", "censor-3", "censor-7", "outpost-3", "outpost-4", "dcs2-1", "ggl-1", "ggl-2",
 }  # fmt: skip
 PAPER_PAGES = Path(__file__).parents[3] / "docs/results/paper"
+SMALL_PAGES = PAPER_PAGES.with_name("small")
 REPRODUCTIONS = reproductions()
 TABLES = [(name, table) for name, one in REPRODUCTIONS.items() for table in one.tables]
 
@@ -339,6 +340,16 @@ def test_lines_of_the_release_that_are_not_run_are_named_as_such(tmp_path: Path)
     assert "| text | 1 | 0.00 | 0.00 |" in page(text, tmp_path), "only lines that both have are compared"
 
 
+def test_packed_measurements_are_read_and_those_packed_before_stay(tmp_path: Path) -> None:
+    text, release = (plan(measured_at(2.0), settings) for settings in SETTINGS)
+    packed = tmp_path / "packed"
+    for one in (text, release):
+        run_here(one, tmp_path / one.scale)
+        ResultFolder(tmp_path / one.scale).pack(packed)
+    assert [path.name for path in packed.iterdir()] == ["results.jsonl.gz"]
+    assert "| digits | Noise | 20 / 8.00 / 18.00 |" in page(text, packed)
+
+
 def test_where_the_release_is_not_known_to_differ_there_is_one_column() -> None:
     assert [one.scale for one in plan(tiny(), "release").settings()] == ["paper"]
     assert [one.scale for one in plan(measured_at(2.0), "release").settings()] == ["paper", "release"]
@@ -398,6 +409,12 @@ def test_every_line_runs_at_the_scale_small_with_the_shortest_searches(name: str
 def test_committed_pages_are_what_their_results_say(name: str, settings: Scale) -> None:
     planned = plan(reproduction(name), settings, device="cuda")
     assert page(planned, PAPER_PAGES / "cases" / f"{name}-paper") == (PAPER_PAGES / f"{name}.md").read_text()
+
+
+@pytest.mark.parametrize("folder", sorted((SMALL_PAGES / "cases").glob("*")), ids=lambda path: path.name)
+def test_committed_pages_of_the_scale_small_are_what_their_results_say(folder: Path) -> None:
+    name = folder.name.removesuffix("-small")
+    assert page(plan(reproduction(name), "small"), folder) == (SMALL_PAGES / f"{name}.md").read_text()
 
 
 def test_a_page_of_every_table_that_was_promised_is_committed() -> None:

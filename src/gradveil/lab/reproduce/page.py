@@ -100,12 +100,12 @@ def command(plan: ReproductionPlan) -> str:
 def _tables(table: Table, found: Sequence[_Measured], data: Mapping[str, str]) -> Iterator[str]:
     """Paper and ours side by side in each cell; lines with data that stand in follow in a table of their own."""
     labels = " / ".join(measured.label for measured in found)
+    run = {line for measured in found for line in measured.values}
     for other in (False, True):
         lines = [
             line
             for line in table.figures
-            if _on_other_data(table, line, data) == other
-            and (not _is_reading(table, line) or any(line in measured.values for measured in found))
+            if _on_other_data(table, line, data) == other and (_is_in_paper(table, line) or line in run)
         ]
         if not lines:
             continue
@@ -139,7 +139,7 @@ def _tables(table: Table, found: Sequence[_Measured], data: Mapping[str, str]) -
 
 def _agreement(table: Table, found: Sequence[_Measured], data: Mapping[str, str]) -> Iterator[str]:
     """How far ours are from the paper's on the paper's data, and which of two settings is nearer to them."""
-    lines = [line for line in table.figures if not _on_other_data(table, line, data) and not _is_reading(table, line)]
+    lines = [line for line in table.figures if not _on_other_data(table, line, data) and _is_in_paper(table, line)]
     run = [measured for measured in found if any(line in measured.values for line in lines)]
     lines = [line for line in lines if all(line in measured.values for measured in run)]
     columns = [column for column in table.columns if column.in_paper]
@@ -235,9 +235,10 @@ def _on_other_data(table: Table, line: Line, data: Mapping[str, str]) -> bool:
     return any(part[text].instead and text not in data for part, text in zip(table.words, line, strict=True))
 
 
-def _is_reading(table: Table, line: Line) -> bool:
-    """Whether a line is another reading of a line of the paper."""
-    return any(part[text].like for part, text in zip(table.words, line, strict=True))
+def _is_in_paper(table: Table, line: Line) -> bool:
+    """Whether the paper has a figure of a line, which then is not just another reading of one that it has."""
+    known = any(figure is not None for figure in table.figures[line])
+    return known and not any(part[text].like for part, text in zip(table.words, line, strict=True))
 
 
 def _markdown(rows: Iterable[Iterable[str]]) -> str:
