@@ -281,6 +281,115 @@ def test_heat_makes_the_choice_among_candidates_random() -> None:
     assert 0 < (hot == coldest).sum() < 12, "the best of 8 is chosen now and then"
 
 
+@pytest.mark.parametrize("layerwise", ["true", "false"])
+def test_what_is_sent_can_be_orthogonal_to_every_example_under_every_label(layerwise: str) -> None:
+    gradient, step = step_on("mlp:hidden=24", examples=3)
+    plain = defended(f"censor:layerwise={layerwise},trials=3", gradient, step)
+    sent = defended(f"censor:orthogonal=examples,layerwise={layerwise},trials=3", gradient, step)
+
+    def largest(update: Params) -> float:
+        found = []
+        for label in range(10):
+            other = replace(step, batch=Batch(step.batch.inputs, torch.full((3,), label)))
+            each = other.example_gradients()
+            for place in range(3):
+                if layerwise == "false":
+                    found.append(abs(cosine(flat(update), flat({name: g[place] for name, g in each.items()}))))
+                else:
+                    found += [abs(cosine(update[name], each[name][place])) for name in update if update[name].any()]
+        return max(found)
+
+    assert largest(sent) < 1e-4
+    assert largest(plain) > 1e-3, "Algorithm 1 is orthogonal to the gradient of the batch alone"
+    assert norm(sent).item() == pytest.approx(norm(gradient).item(), rel=1e-4)
+
+
+def test_a_tensor_whose_examples_span_it_all_is_sent_as_zero() -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.fc = nn.Parameter(torch.ones(2)), nn.Linear(2, 10)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.fc(self.scale * inputs.flatten(1)[:, :2])
+
+    gradient, step = step_of(Narrow(), SAMPLES.batch([0, 1]))
+    sent = defended("censor:orthogonal=examples", gradient, step)
+    assert not sent["scale"].any()
+    assert sent["fc.weight"].norm() == 0 or abs(cosine(sent["fc.weight"], gradient["fc.weight"])) < 1e-4
+    with pytest.raises(GradveilError, match="projection is exact under orthogonal=examples, not released"):
+        DEFENSES.build("censor:orthogonal=examples,projection=released")
+
+
+def test_without_a_projection_the_best_of_the_random_draws_is_sent() -> None:
+    gradient, step = step_on("lenet:init=wide", examples=8)
+    sent = defended("censor:projection=none", gradient, step)
+    draws = Stream.seeded(0, "defense").normal((20, flat(gradient).numel()), flat(gradient))
+    candidates = []
+    for drawn in draws:
+        parts = zip(gradient, torch.split(drawn, [g.numel() for g in gradient.values()]), strict=True)
+        candidates.append({n: (p.view_as(gradient[n]) * gradient[n].norm() / p.norm()).float() for n, p in parts})
+    losses = losses_after(step, candidates)
+    best = candidates[losses.index(min(losses))]
+    assert all(cosine(sent[name], best[name]) > 0.9999 for name in sent)
+    assert max(abs(cosine(sent[name], gradient[name])) for name in sent) > 1e-3, "nothing was taken out"
+
+
+def test_acceptance_as_printed_takes_everything_when_cold_and_the_best_when_hot() -> None:
+    gradient, step = step_on("lenet", examples=4)
+
+    def rate(temperature: float) -> float:
+        log = Log()
+        spec = f"censor:trials=1,acceptance=printed,temperature={temperature}"
+        for seed in range(40):
+            DEFENSES.build(spec).on_gradient(gradient, replace(step, rng=Stream.seeded(seed), log=log))
+        return log.means()["fallback_rate"]
+
+    assert rate(0.0) < 0.1, "an exponent near 0 accepts what the prior accepts"
+    assert rate(1e6) > 0.8, "a large exponent accepts only what lowers the loss"
+    here, rise = 0.5, 0.1
+    accepted = 0
+    for _ in range(2000):
+        accepted += bool(DEFENSES.build("censor:temperature=2")._as_printed([here + rise], here, [-0.2], step))  # type: ignore[attr-defined]
+    assert accepted / 2000 == pytest.approx(2.718 ** -(2 * 4 * rise + 0.2), abs=0.03)
+
+
+def test_the_first_that_is_accepted_as_printed_is_sent() -> None:
+    gradient, step = step_on("lenet:init=wide", examples=8)
+    sent = defended("censor:acceptance=printed,temperature=1e-9", gradient, step)
+    draws = Stream.seeded(0, "defense").normal((20, flat(gradient).numel()), flat(gradient))
+    cosines = [cosine(flat(one), flat(sent)) for one in slow_candidates(gradient, list(draws))]
+    assert max(cosines) > 0.999
+    judge = censor.LossAfter(step, censor.Flat(gradient), lr=0.1)
+    drawn = censor.Flat(gradient).gaussian(2, Stream.seeded(3))
+    before = sum(p.square().sum() for p in step.params.values())
+    for trial, prior in enumerate(judge.priors(drawn)):
+        named = censor.Flat(gradient).named([part[trial] for part in drawn])
+        after = sum((p - 0.1 * named[name]).square().sum() for name, p in step.params.items())
+        assert prior == pytest.approx(float(before - after) / 2, rel=1e-3)
+
+
+def test_public_images_of_one_class_make_candidates_of_that_class() -> None:
+    gradient, step = step_on("lenet:init=wide")
+    sent = defended("censor:source=public,public_class=6,trials=1", gradient, step)
+    images = SAMPLES.batch((SAMPLES.labels == 6).nonzero().flatten())
+    place = int(Stream.seeded(0, "defense").permutation(len(images))[0])
+    public = step.gradient(images.take(slice(place, place + 1)))
+    for name in sent:
+        along = (public[name] * gradient[name]).sum() / gradient[name].square().sum()
+        assert cosine(sent[name], public[name] - along * gradient[name]) > 0.999, name
+    assert defended("censor:source=public,public_class=6,trials=40", gradient, step).keys() == gradient.keys()
+    with pytest.raises(GradveilError, match="has no public image of class 77"):
+        defended("censor:source=public,public_class=77", gradient, step)
+
+
+def test_rounds_are_those_of_the_federation_where_they_are_known() -> None:
+    gradient, step = step_on("lenet", round_number=1)
+    assert defended("censor:rounds=2", gradient, replace(step, federation_round=3)) is gradient
+    assert defended("censor:rounds=2", gradient, replace(step, federation_round=2)) is not gradient
+    assert defended("censor:rounds=2", gradient, replace(step, round_number=3)) is gradient
+
+
 def test_it_rests_after_its_rounds() -> None:
     gradient, second = step_on("lenet", round_number=2)
     _, third = step_on("lenet", round_number=3)

@@ -58,6 +58,28 @@ def test_wide_lenet_fills_the_interval(cifar: Images) -> None:
     assert float(drawn.std()) == pytest.approx(12**-0.5, rel=0.02)
 
 
+LAYERS = (nn.Conv2d, nn.Linear)
+
+
+@pytest.mark.parametrize("spec", ["lenet", "convnet:width=8", "resnet18", "vgg11", "mlp", "vit:depth=1"])
+def test_he_initialisation_has_variance_two_over_fan_out_in_all_layers_but_the_last(spec: str, cifar: Images) -> None:
+    plain, drawn = (
+        [layer for layer in build(text, cifar, seed=0).requires_grad_(False).modules() if isinstance(layer, LAYERS)]
+        for text in (spec, f"{spec}{',' if ':' in spec else ':'}init=he")
+    )
+    *inner, last = drawn
+    for layer in inner:
+        fan_out = layer.weight.shape[0] * layer.weight[0, 0].numel()
+        assert float(layer.weight.var()) == pytest.approx(2 / fan_out, rel=0.25)
+        assert layer.bias is None or not layer.bias.any()
+    assert torch.equal(last.weight, plain[-1].weight), "the classifier has PyTorch's"
+
+
+def test_trained_weights_are_not_initialised_anew(cifar: Images) -> None:
+    with pytest.raises(GradveilError, match="no init="):
+        build("resnet18:weights=cifar10,init=he", cifar, seed=0)
+
+
 def test_normalisation_is_inside_and_invisible(cifar: Images) -> None:
     inside, outside = build("resnet18", cifar, seed=0), build("resnet18:normalize=false", cifar, seed=0)
     assert inside.state_dict().keys() == outside.state_dict().keys()
@@ -92,7 +114,7 @@ def test_stem_follows_the_size_of_the_images(cifar: Images) -> None:
         ("vit:dim=10,heads=3", "divisible"),
         ("convnet:kernel=4", "odd kernel"),
         ("mlp:depth=-1", "depth"),
-        ("lenet:init=huge", "default, wide"),
+        ("lenet:init=huge", "default, he, wide"),
         ("lenet:convolutions=5", "3 or 4 convolutions"),
         ("resnet18:stem=imagenet,weights=cifar10", "cifar stem"),
         ("resnet81", "resnet18"),

@@ -74,6 +74,8 @@ class Step(LocalLoss):
     """Counts from 1 over the whole local run."""
     round_number: int = 1
     """Counts from 1 over the broadcasts that this client has answered."""
+    federation_round: int | None = None
+    """Counts from 1 over the rounds of the federation, where the client need not believe the server for it."""
     lr: float
     rng: Stream
     log: Log = field(default_factory=Log)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import exact_norms, map_each
 from gradveil.core.types import Batch, Loss, Params
@@ -41,6 +42,10 @@ PATCHES = 2**15
 """Numbers that an example's patches may have for a convolution to be computed as a product."""
 PARALLEL = 1e-3
 """What is left of a drawn vector, as a share of it, below which it has no direction but the gradient's."""
+DEPENDENT = 1e-6
+"""What is left of a gradient without those before it, as a share of the longest, below which it depends on them."""
+SPANS = 2**33
+"""Bytes that the gradients of all examples under all labels may take together."""
 NOTHING = 1e-16
 """Stands for smaller norms when one is divided by: float32 cannot tell the direction of such a gradient."""
 
@@ -55,17 +60,23 @@ class Censor(Defense):
     fallback: Literal["best", "skip", "original"] = "best"
     norms: Literal["preserve", "public", "random"] = "preserve"
     spread: float = 1.0
-    projection: Literal["exact", "released"] = "exact"
+    projection: Literal["exact", "released", "none"] = "exact"
+    orthogonal: Literal["gradient", "examples"] = "gradient"
     source: Literal["normal", "public"] = "normal"
     public: str = "samples"
+    public_class: int | None = None
     temperature: float = 0.0
+    acceptance: Literal["cold", "printed"] = "cold"
     rounds: int | None = None
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        for option, least in (("trials", 1), ("rounds", 1), ("spread", 0), ("temperature", 0), ("lr", 0)):
+        bounds = {"trials": 1, "rounds": 1, "spread": 0, "temperature": 0, "lr": 0, "public_class": 0}
+        for option, least in bounds.items():
             value = getattr(self, option)
             self._require(value is None or least <= value < math.inf, option, f"at least {least}")
+        exact = self.orthogonal == "gradient" or self.projection == "exact"
+        self._require(exact, "projection", "exact under orthogonal=examples")
 
     def for_round(self, start: Step) -> Defense:
         """Public images, where some are needed, are read once for a local run."""
@@ -78,17 +89,20 @@ class Censor(Defense):
     def on_gradient(self, gradient: Params, step: Step) -> Params:
         return self.censored(gradient, step, self._public_pool(step))
 
+    def _is_active(self, step: Step) -> bool:
+        number = step.round_number if step.federation_round is None else step.federation_round
+        return self.rounds is None or number <= self.rounds
+
     def _public_pool(self, step: Step) -> Batch | None:
-        active = self.rounds is None or step.round_number <= self.rounds
-        if "public" not in (self.source, self.norms) or not active:
+        if "public" not in (self.source, self.norms) or not self._is_active(step):
             return None
-        count = max(POOL, self.trials)
-        pool = public_images(self.public, step.batch.inputs, count, public=step.public, defense="censor")
+        own, count, label = step.batch.inputs, max(POOL, self.trials), self.public_class
+        pool = public_images(self.public, own, count, public=step.public, label=label, defense="censor")
         return Batch(pool.inputs, pool.labels % step.classes(pool))
 
     def censored(self, gradient: Params, step: Step, pool: Batch | None) -> Params:
         """What is sent instead of the gradient; ``pool`` holds the public images that options ask for."""
-        active = self.rounds is None or step.round_number <= self.rounds
+        active = self._is_active(step)
         step.log.add("active", float(active))
         if not active:
             step.log.add("cosine", 1.0)
@@ -107,27 +121,45 @@ class Censor(Defense):
         return gradient if self.fallback == "original" else map_each(torch.zeros_like, gradient)
 
     def _best(self, flat: Flat, original: list[Tensor], step: Step, pool: Batch | None) -> tuple[list[Tensor], bool]:
-        """The candidate of the lowest score, and whether that is below the loss at the current parameters."""
+        """The candidate that is chosen, and whether it is accepted: it lowers the loss, or is lucky."""
         pieces = flat.pieces(original, self.layerwise)
         norms = norms_of(pieces)
         targets = self._targets(norms, flat, step, pool)
         judge = LossAfter(step, flat, step.lr if self.lr is None else self.lr)
-        released = self.projection == "released"
-        best, lowest = original, math.inf
+        if self.orthogonal == "examples":
+            make = partial(take_out, spans=example_spans(flat, step, self.layerwise), targets=targets)
+        else:
+            make = partial(project, gradient=pieces, norms=norms, targets=targets, projection=self.projection)
+        best, lowest, accepted = original, math.inf, False
         here = math.nan if step.loss_value is None else float(step.loss_value)
         for drawn in self._draws(flat, step, pool):
-            project(flat.pieces(drawn, self.layerwise), pieces, norms, targets, released=released)
+            make(flat.pieces(drawn, self.layerwise))
             losses = judge(drawn, start_too=math.isnan(here) and best is original)
             if len(losses) > len(drawn[0]):
                 here = losses.pop(0)
-            scores = self._scores(losses, step)
+            scores = self._scores(losses, step) if self.acceptance == "cold" else losses
             row = min(range(len(scores)), key=scores.__getitem__)
-            if best is original or scores[row] < lowest:
+            if self.acceptance == "printed":
+                lucky = self._as_printed(losses, here, judge.priors(drawn), step)
+                accepted, row = bool(lucky), lucky[0] if lucky else row
+            if best is original or scores[row] < lowest or accepted:
                 best, lowest = [part[row].clone() for part in drawn], scores[row]
-        if not released and (self.source == "public" or flat.smallest < FEW):  # takes out what rounding left
-            alone = flat.pieces([part[None] for part in best], self.layerwise)
-            project(alone, pieces, norms, targets, released=False)
-        return best, lowest < here
+            if accepted:
+                break
+        if self.projection == "exact" and (self.source == "public" or flat.smallest < FEW):  # what rounding left
+            make(flat.pieces([part[None] for part in best], self.layerwise))
+        return best, accepted or (self.acceptance == "cold" and lowest < here)
+
+    def _as_printed(self, losses: list[float], here: float, priors: list[float], step: Step) -> list[int]:
+        """Which trials the rule accepts that the paper prints, in their order; the first of them is sent.
+
+        Its probability is min(1, (P(data | candidate) / P(data | current)) ** M P(candidate) / P(current)), where
+        ``priors`` has the logarithms of the last ratio: M is an exponent there, so that M near 0 accepts everything.
+        """
+        luck = step.rng.exponential((len(losses),), torch.empty(0)).tolist()
+        exponent = self.temperature * len(step.batch)
+        rises = [exponent * (loss - here) - prior for loss, prior in zip(losses, priors, strict=True)]
+        return [place for place, rise in enumerate(rises) if rise <= luck[place]]  # a rise of NaN is never accepted
 
     def _scores(self, losses: list[float], step: Step) -> list[float]:
         """Below the loss at the current parameters with the probability of Metropolis's rule.
@@ -161,7 +193,7 @@ class Censor(Defense):
             return
         assert pool is not None
         order = step.rng.permutation(len(pool), pool.labels.device)
-        for some in ranges:
+        for some in ranges[: math.ceil(len(pool) / chunk)]:  # one class may have fewer images than there are trials
             yield flat.joined(example_gradients(step, pool.take(order[some])), leading=1)
 
 
@@ -205,25 +237,66 @@ class Flat:
 
 
 def project(
-    drawn: list[list[Tensor]], gradient: list[list[Tensor]], norms: Tensor, targets: Tensor, *, released: bool
+    drawn: list[list[Tensor]], *, gradient: list[list[Tensor]], norms: Tensor, targets: Tensor, projection: str
 ) -> None:
     """Take the gradient's direction out of the pieces of ``drawn`` [t, size], and scale each piece to its target norm.
 
-    The release takes out norm times as much. A piece without any other direction becomes zero. Pythagoras gives the
-    norms of what is left, so that two passes over ``drawn`` suffice.
+    The release takes out norm times as much, ``none`` nothing. A piece without any other direction becomes zero.
+    Pythagoras gives the norms of what is left, so that two passes over ``drawn`` suffice.
     """
     pairs = [list(zip(*both, strict=True)) for both in zip(drawn, gradient, strict=True)]
     along = torch.stack([_total([r @ g for r, g in pair]).to(norms) for pair in pairs])
     length = torch.stack([_norm([exact_norms(r) for r, _ in pair]).to(norms) for pair in pairs])
     norm = norms[:, None].clamp(min=NOTHING)
     along = along / norm
-    taken = along * norm if released else along
+    taken = along * {"exact": torch.ones_like(norm), "released": norm, "none": torch.zeros_like(norm)}[projection]
     left = (length.square() - along.square() + (along - taken).square()).clamp(min=0).sqrt()
     factor = torch.where(left > PARALLEL * length, targets[:, None] / left, 0)
     multiple = factor * taken / norm
     for pair, scale, back in zip(pairs, factor.unbind(), multiple.unbind(), strict=True):
         for r, g in pair:
             r.mul_(scale.to(r)[:, None]).addcmul_(back.to(r)[:, None], g, value=-1)
+
+
+def example_spans(flat: Flat, step: Step, layerwise: bool) -> list[Tensor]:
+    """For each piece, orthonormal rows [r, size] that span its gradients of every example under every label (eq. 11).
+
+    Gram and Schmidt's algorithm, each vector twice against rounding; what depends on the others before it is left out.
+    """
+    classes, batch = step.classes(), step.batch
+    labels = torch.arange(classes, device=batch.labels.device).repeat(len(batch))
+    if len(labels) * flat.bytes > SPANS:
+        raise GradveilError(
+            f"censor:orthogonal=examples would hold {len(labels)} gradients of {flat.bytes} bytes at once: "
+            "use a smaller batch or model, or orthogonal=gradient"
+        )
+    each = example_gradients(step, Batch(batch.inputs.repeat_interleave(classes, dim=0), labels))
+    spans = []
+    for piece in flat.pieces(flat.joined(each, leading=1), layerwise):
+        vectors = torch.cat([part.to(piece[0].device, torch.float64) for part in piece], dim=-1)
+        span = vectors.new_zeros(0, vectors.shape[-1])
+        for vector in vectors:
+            left = vector
+            for _ in range(2):
+                left = left - (span @ left) @ span
+            if left.norm() > DEPENDENT * vectors.norm(dim=1).max():
+                span = torch.cat([span, left[None] / left.norm()])
+        spans.append(span.to(piece[0].dtype))
+    return spans
+
+
+def take_out(drawn: list[list[Tensor]], *, spans: list[Tensor], targets: Tensor) -> None:
+    """Take what lies in the spans out of the pieces of ``drawn`` [t, size], and scale each to its target norm."""
+    for piece, span, target in zip(drawn, spans, targets, strict=True):
+        vectors = torch.cat([part.to(span) for part in piece], dim=-1)
+        length, left = vectors.norm(dim=1, keepdim=True), vectors
+        for _ in range(2):
+            left = left - (left @ span.T) @ span
+        norm = left.norm(dim=1, keepdim=True)
+        left = torch.where(norm > PARALLEL * length, left / norm * target.to(left), 0)
+        sizes = [part.shape[-1] for part in piece]
+        for part, values in zip(piece, torch.split(left, sizes, dim=-1), strict=True):
+            part.copy_(values)
 
 
 def norms_of(pieces: list[list[Tensor]]) -> Tensor:
@@ -264,6 +337,13 @@ class LossAfter:
         else:
             losses = self.replayed(candidates, start_too)
         return [float(loss) for loss in losses.tolist()]
+
+    def priors(self, candidates: list[Tensor]) -> list[float]:
+        """[t]: by how much a step changes the logarithm of the prior, N(0, 1) for every parameter."""
+        changed = []
+        for at, part in zip(self.start, candidates, strict=True):
+            changed.append(self.lr * (part @ at) - self.lr**2 / 2 * part.square().sum(dim=1))
+        return [float(change) for change in _total(changed).tolist()]
 
     def replayed(self, candidates: list[Tensor], start_too: bool) -> Tensor:
         """[t] or [1 + t], one after another: a large model keeps a GPU busy, if its kernels start all at once."""

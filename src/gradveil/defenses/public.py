@@ -57,15 +57,22 @@ def occur_in(images: Tensor, others: Tensor) -> Tensor:
 
 
 def public_images(
-    source: str, own: Tensor, count: int, *, public: PublicData | None = None, defense: str = "NAME"
+    source: str,
+    own: Tensor,
+    count: int,
+    *,
+    public: PublicData | None = None,
+    label: int | None = None,
+    defense: str = "NAME",
 ) -> Batch:
     """The last public examples of a set, in its order.
 
     Args:
         source: ``samples`` for the shipped set of this shape, or the spec of a data set.
-        count: how many.
+        count: how many; with ``label`` at most.
         own: examples of the client [n, ...]. The public ones get their shape, type and device.
         public: which data is public; None: nobody has said so, and the client's own examples must not be among them.
+        label: only images of this class.
         defense: names the asker in errors.
 
     Raises:
@@ -87,6 +94,11 @@ def public_images(
             f"defense {defense}: images of {data.name} are {_shown(data.shape)}, the client's are {_shown(shape)}; "
             f"give public images of that shape: write {defense}:public=DATA"
         )
+    if label is not None:
+        data = data.subset((data.labels == label).nonzero().flatten())
+        count = min(count, len(data if public is None else public.last(data, count)))
+        if not count:
+            raise GradveilError(f"defense {defense}: {data.name} has no public image of class {label}: name another")
     if len(data) < count:
         raise GradveilError(
             f"defense {defense} needs {count} public images but {data.name} has {len(data)}: "

@@ -171,7 +171,10 @@ class Federation:
         """Broadcast, let the clients of this round train, and step along the mean of what they send."""
         started, clients, broadcast = time.perf_counter(), self.participants(number), self.state
         earlier = self.turns_before(number)
-        starts = [partial(self.start, client, number, broadcasts=earlier[client] + 1) for client in clients]
+        starts = [
+            partial(self.start, client, number, broadcasts=earlier[client] + 1, federation_round=number)
+            for client in clients
+        ]
         replies: list[Reply] = []
         dropped: dict[int, str] = {}
         for client, outcome in zip(clients, self._runner(starts), strict=True):
@@ -250,15 +253,31 @@ class Federation:
         return self.train.batch(index).to(case.device), index
 
     def start(
-        self, client: int, number: int, *, broadcasts: int, batch: Batch | None = None, rng: Stream | None = None
+        self,
+        client: int,
+        number: int,
+        *,
+        broadcasts: int,
+        federation_round: int | None = None,
+        batch: Batch | None = None,
+        rng: Stream | None = None,
     ) -> ClientRun:
         """Begin a client's run from ``state``, the broadcast of that number among those that it trained on.
 
         ``batch`` is what it trains on and ``rng`` what its defense draws from; None: what follows from the seed.
+        ``federation_round`` is the round as its defense counts it; None where only the server says so, who could
+        switch off a defense of the first rounds.
         """
         batch = self.examples(client, number)[0] if batch is None else batch
         rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
-        return self._client.start(self.state.params, batch, rng, round_number=broadcasts, buffers=self.state.buffers)
+        return self._client.start(
+            self.state.params,
+            batch,
+            rng,
+            round_number=broadcasts,
+            federation_round=federation_round,
+            buffers=self.state.buffers,
+        )
 
 
 def participants(clients: int, per_round: int | None, *, seed: int, round_number: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from gradveil.domains import Domain, Images
 from gradveil.models.fronts import fronted, fronted_spec, split_front
 
 MODELS: Registry[nn.Module] = Registry("model")
+
+Init = Literal["default", "he"]
+M = TypeVar("M", bound=nn.Module)
 
 SMALL_SIDE = 64
 """The longest side that ``auto`` options still take for a small image, in the manner of CIFAR rather than ImageNet."""
@@ -91,6 +94,23 @@ class Normalize(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return (inputs - self.mean) / self.std
+
+
+def initialised(model: M, init: Init) -> M:
+    """The same model, with ``init=he`` in its layers: weights N(0, 2 / fan out) and zero biases (He et al., 2015).
+
+    The last linear layer keeps PyTorch's initialisation, as do norms. This is what torchvision's ResNets have, and the
+    public code of several papers.
+    """
+    if init == "he":
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+        last = next((layer for layer in reversed(layers) if isinstance(layer, nn.Linear)), None)
+        for layer in layers:
+            if layer is not last:
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+    return model
 
 
 def first_operation(domain: Domain, normalize: bool) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.domains import Images
-from gradveil.models.building import MODELS, first_operation
+from gradveil.models.building import MODELS, Init, first_operation, initialised
 
 
 class ConvNet(nn.Module):
@@ -52,6 +52,7 @@ def convnet(
     last: int = 3,
     batch_norm: bool = True,
     normalize: bool = True,
+    init: Init = "default",
 ) -> ConvNet:
     """ConvNet of Soteria and DCS2: nine convolutions, two max-pools, one linear layer.
 
@@ -59,4 +60,5 @@ def convnet(
     the structure is Soteria's: ``kernel=5``. Soteria's release has 3x3 kernels and a base width of 64, and names two
     layers ``conv6`` in one ordered dictionary, so that it runs two convolutions after the pool: ``width=64,last=2``.
     """
-    return ConvNet(domain, width=width, kernel=kernel, last=last, batch_norm=batch_norm, normalize=normalize)
+    model = ConvNet(domain, width=width, kernel=kernel, last=last, batch_norm=batch_norm, normalize=normalize)
+    return initialised(model, init)

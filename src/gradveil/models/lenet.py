@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.domains import Images
-from gradveil.models.building import MODELS, first_operation
+from gradveil.models.building import MODELS, first_operation, initialised
 
 WIDTH = 12
 STRIDES = (2, 2, 1, 1)
@@ -39,15 +39,15 @@ class LeNet(nn.Module):
 def lenet(
     domain: Images,
     *,
-    init: Literal["default", "wide"] = "default",
+    init: Literal["default", "he", "wide"] = "default",
     normalize: bool = False,
     convolutions: int = len(STRIDES),
 ) -> LeNet:
     """LeNet of Zhu et al.: four sigmoid convolutions and a linear layer.
 
     ``init=wide`` draws all weights and biases from U(-0.5, 0.5), as the DLG release does; with PyTorch's default
-    initialisation the sigmoids pass on much smaller gradients, and inversion is harder. ``convolutions=3`` is the LeNet
-    of DCS2's release for MNIST.
+    initialisation the sigmoids pass on much smaller gradients, and inversion is harder. ``init=he``: N(0, 2 / fan out).
+    ``convolutions=3`` is the LeNet of the releases of OUTPOST and, for MNIST, DCS2.
     """
     if convolutions not in (3, 4):
         raise GradveilError(f"lenet has 3 or 4 convolutions, not {convolutions}")
@@ -56,4 +56,4 @@ def lenet(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.uniform_(-0.5, 0.5)
-    return model
+    return initialised(model, "he" if init == "he" else "default")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.domains import Domain
-from gradveil.models.building import MODELS, first_operation
+from gradveil.models.building import MODELS, Init, first_operation, initialised
 
 
 class MLP(nn.Module):
@@ -41,9 +41,10 @@ def mlp(
     depth: int = 2,
     activation: Literal["relu", "sigmoid"] = "relu",
     normalize: bool = False,
+    init: Init = "default",
 ) -> MLP:
     """Fully connected network with ``depth`` hidden layers; ``depth=0`` is a linear classifier."""
     if depth < 0 or hidden < 1:
         raise GradveilError(f"mlp needs depth of 0 or more and hidden of 1 or more, not depth={depth}, hidden={hidden}")
     kind = nn.ReLU if activation == "relu" else nn.Sigmoid
-    return MLP(domain, hidden=hidden, depth=depth, activation=kind, normalize=normalize)
+    return initialised(MLP(domain, hidden=hidden, depth=depth, activation=kind, normalize=normalize), init)

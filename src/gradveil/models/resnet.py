@@ -1,6 +1,6 @@
 """Residual networks (He et al., CVPR 2016), with a stem for small images or for ImageNet's.
 
-Parameters are named as torchvision's; layers keep PyTorch's default initialisation.
+Parameters are named as torchvision's; layers keep PyTorch's initialisation, or have torchvision's (``init=he``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from gradveil.assets import fetch
 from gradveil.core.errors import GradveilError
 from gradveil.domains import Images
-from gradveil.models.building import MODELS, first_operation, is_small
+from gradveil.models.building import MODELS, Init, first_operation, initialised, is_small
 
 Stem = Literal["auto", "cifar", "imagenet"]
 Norm = Literal["batch", "group"]
@@ -115,6 +115,7 @@ def resnet18(
     stem: Stem = "auto",
     normalize: bool = True,
     norm: Norm = "batch",
+    init: Init = "default",
     weights: Literal["none", "cifar10"] = "none",
 ) -> ResNet:
     """ResNet-18; ``weights=cifar10`` is a network trained on CIFAR-10 (93.7% test accuracy).
@@ -123,10 +124,13 @@ def resnet18(
     ``normalize`` is off.
     """
     if weights == "none":
-        return ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem=stem, normalize=normalize, norm=norm)
-    if (domain.channels, domain.classes) != (3, 10) or stem == "imagenet" or norm != "batch":
+        model = ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem=stem, normalize=normalize, norm=norm)
+        return initialised(model, init)
+    fits = (domain.channels, domain.classes) == (3, 10) and stem != "imagenet" and norm == "batch"
+    if not fits or init != "default":
         raise GradveilError(
-            "resnet18's weights=cifar10 need 3 channels, 10 classes, the cifar stem and batch norm; drop weights="
+            "resnet18's weights=cifar10 need 3 channels, 10 classes, the cifar stem, batch norm and no init=; "
+            "drop weights="
         )
     model = ResNet(domain, block=BasicBlock, blocks=(2, 2, 2, 2), stem="cifar", normalize=False)
     model.load_state_dict(_cifar10_weights())
@@ -140,18 +144,27 @@ def _cifar10_weights() -> dict[str, Tensor]:
 
 
 @MODELS.register("resnet34")
-def resnet34(domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
+def resnet34(
+    domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch", init: Init = "default"
+) -> ResNet:
     """ResNet-34; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=BasicBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
+    model = ResNet(domain, block=BasicBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
+    return initialised(model, init)
 
 
 @MODELS.register("resnet50")
-def resnet50(domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
+def resnet50(
+    domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch", init: Init = "default"
+) -> ResNet:
     """ResNet-50; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=BottleneckBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
+    model = ResNet(domain, block=BottleneckBlock, blocks=(3, 4, 6, 3), stem=stem, normalize=normalize, norm=norm)
+    return initialised(model, init)
 
 
 @MODELS.register("resnet152")
-def resnet152(domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch") -> ResNet:
+def resnet152(
+    domain: Images, *, stem: Stem = "auto", normalize: bool = True, norm: Norm = "batch", init: Init = "default"
+) -> ResNet:
     """ResNet-152; ``stem=auto`` takes the 3x3 stem for sides up to 64."""
-    return ResNet(domain, block=BottleneckBlock, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize, norm=norm)
+    model = ResNet(domain, block=BottleneckBlock, blocks=(3, 8, 36, 3), stem=stem, normalize=normalize, norm=norm)
+    return initialised(model, init)

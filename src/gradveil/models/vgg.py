@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from gradveil.domains import Images
-from gradveil.models.building import MODELS, first_operation, is_small
+from gradveil.models.building import MODELS, Init, first_operation, initialised, is_small
 
 Head = Literal["auto", "cifar", "imagenet"]
 
@@ -52,12 +52,16 @@ def _imagenet_head(classes: int) -> nn.Sequential:
 
 
 @MODELS.register("vgg11")
-def vgg11(domain: Images, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True) -> VGG:
+def vgg11(
+    domain: Images, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True, init: Init = "default"
+) -> VGG:
     """VGG-11; ``head=auto`` is one linear layer for sides up to 64, and the original three above."""
-    return VGG(domain, convs=(1, 1, 2, 2, 2), batch_norm=batch_norm, head=head, normalize=normalize)
+    return initialised(VGG(domain, convs=(1, 1, 2, 2, 2), batch_norm=batch_norm, head=head, normalize=normalize), init)
 
 
 @MODELS.register("vgg16")
-def vgg16(domain: Images, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True) -> VGG:
+def vgg16(
+    domain: Images, *, batch_norm: bool = True, head: Head = "auto", normalize: bool = True, init: Init = "default"
+) -> VGG:
     """VGG-16; ``head=auto`` is one linear layer for sides up to 64, and the original three above."""
-    return VGG(domain, convs=(2, 2, 3, 3, 3), batch_norm=batch_norm, head=head, normalize=normalize)
+    return initialised(VGG(domain, convs=(2, 2, 3, 3, 3), batch_norm=batch_norm, head=head, normalize=normalize), init)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
 from gradveil.domains import Images
-from gradveil.models.building import MODELS, first_operation, is_small
+from gradveil.models.building import MODELS, Init, first_operation, initialised, is_small
 
 
 class Attention(nn.Module):
@@ -76,6 +76,7 @@ def vit(
     dim: int = 192,
     heads: int = 3,
     normalize: bool = True,
+    init: Init = "default",
 ) -> ViT:
     """Vision transformer; ``patch`` is 4 for sides up to 64 and 16 above unless given."""
     patch = patch or (4 if is_small(domain) else 16)
@@ -83,4 +84,4 @@ def vit(
         raise GradveilError(f"vit cannot cut {domain.height}x{domain.width} images into patches of {patch}: set patch=")
     if dim % heads:
         raise GradveilError(f"vit needs dim divisible by heads, not dim={dim}, heads={heads}")
-    return ViT(domain, patch=patch, depth=depth, dim=dim, heads=heads, normalize=normalize)
+    return initialised(ViT(domain, patch=patch, depth=depth, dim=dim, heads=heads, normalize=normalize), init)

@@ -57,7 +57,7 @@ def solve_right_angles(defense: Censor, one: Observation) -> CounterMove | None:
     """Not where other links follow or come before, and not where the gradient itself may have been sent."""
     angle = right_angle(defense)
     alone = len(one.known_links()) == 1 and isinstance(one.domain, Images)
-    if angle.released or angle.plain or not alone:
+    if not angle.exact or angle.plain or not alone:
         return None
     return SolveRightAngles(angle, tuple(id(exchange.sent) for exchange in (*one.earlier, one)))
 
@@ -67,6 +67,7 @@ def right_angle(defense: Censor) -> RightAngle:
         whole=not defense.layerwise,
         spread={"preserve": 0.0, "random": defense.spread, "public": None}[defense.norms],
         released=defense.projection == "released",
+        projected=defense.projection != "none",
         plain=defense.fallback == "original" or defense.rounds is not None,
     )
 

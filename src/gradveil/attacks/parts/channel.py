@@ -57,8 +57,15 @@ class RightAngle(NamedTuple):
     """Deviation of the log of the norms from those of the gradient; None where they say nothing."""
     released: bool = False
     """The projection leaves 1 - ||g|| times what a random direction has along the gradient."""
+    projected: bool = True
+    """False: nothing was taken out, and only the norms are the gradient's."""
     plain: bool = False
     """The gradient itself may have been sent."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the reply is at right angles to the gradient, unless the gradient itself was sent."""
+        return self.projected and not self.released
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def _right_angle(one: Observation, batch_size: int) -> RightAngle | None:
         return None
     channels = channels_of(one)
     angles = [channel.right_angle for channel in channels if channel.right_angle is not None]
-    if len(angles) != 1 or len(channels) != 1 or angles[0].whole or angles[0].released or angles[0].plain:
+    if len(angles) != 1 or len(channels) != 1 or angles[0].whole or not angles[0].exact or angles[0].plain:
         return None
     return angles[0]
 

@@ -252,6 +252,8 @@ class OrthogonalLikelihood(ByTensor):
         cosines = (pieces.products.square() / (pieces.squares * pieces.seen + TINY)).clamp(max=1 - 1e-6)
         along = (pieces.sizes - 1) * cosines / (1 - cosines)
         kept = (1 - pieces.squares.sqrt()).square() if self.right_angle.released else torch.zeros_like(pieces.squares)
+        if not self.right_angle.projected:
+            kept = torch.ones_like(pieces.squares)
         left = RIGHT**2 + kept + self._noise(pieces)
         return (along / left - along + left.log()).sum(dim=0)
 

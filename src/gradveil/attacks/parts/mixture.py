@@ -108,7 +108,7 @@ class MixtureFit(Likelihood):
 
         Not so after several steps, whose sum is at right angles to nothing, nor with one angle for all tensors.
         """
-        if self.rough > ROUNDING or right_angle.whole or right_angle.released:
+        if self.rough > ROUNDING or right_angle.whole or not right_angle.exact:
             return Angle()
         return OrthogonalSets(examples=self.examples, otherwise=self if right_angle.plain else None)
 

@@ -27,7 +27,7 @@ class Size(StrEnum):
     PAPER = "paper"
 
 
-class Settings(StrEnum):
+class SettingsOf(StrEnum):
     """What the text says, or what the authors' code does."""
 
     PAPER = "paper"
@@ -40,7 +40,7 @@ def reproduce(
         Size | None, typer.Option(help="small: ten minutes of two cores; paper: for a GPU. Default: small.")
     ] = None,
     settings: Annotated[
-        Settings | None,
+        SettingsOf | None,
         typer.Option(help="At the scale paper, what the text says or what the authors' code does. Default: paper."),
     ] = None,
     data: Annotated[
@@ -81,7 +81,7 @@ def reproduce(
         raise GradveilError(f"the device is cpu or cuda, not {chosen!r}")
     planned = plan(
         reproduction(name),
-        "small" if small else (settings or Settings.PAPER).value,
+        "small" if small else (settings or SettingsOf.PAPER).value,
         device=chosen,
         data=_brought("data", data),
         generators=_brought("generator", generator),
