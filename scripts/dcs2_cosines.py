@@ -1,4 +1,4 @@
-"""How near the gradient of DCS2's concealed sample comes to that of the sensitive one, by model and by label of its start.
+"""How near the gradient of DCS2's concealed sample comes to the sensitive one's, by model and by label of its start.
 
 Prints one JSON object a line, the mean over pairs of two images of which the first is sensitive;
 ``docs/defenses/dcs2.md`` reads them.
@@ -17,7 +17,7 @@ from gradveil.data import load
 from gradveil.defenses import DEFENSES
 
 MODELS = ("lenet:init=wide", "lenet", "convnet:kernel=5", "convnet:last=2", "resnet18:weights=cifar10")
-"""The one that can learn nothing from its weights is the last: it is trained."""
+"""LeNet, the ConvNet of the text and that of the release, and a trained network."""
 START_LABELS = ("other", "same")
 
 

@@ -11,6 +11,7 @@ from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks import ATTACKS, Attack, Budget, Reconstruction
 from gradveil.attacks.against import AGAINST, WITHOUT
 from gradveil.attacks.against.ats import UndoPolicies
+from gradveil.attacks.against.dcs2 import SearchBoth, counter_move
 from gradveil.attacks.against.graddefense import SharedValues
 from gradveil.attacks.against.precode import drawn
 from gradveil.attacks.informed import answers, counter_for
@@ -19,7 +20,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import map_each, norm, stack, subtract
 from gradveil.core.types import Batch, Params, Recipe
-from gradveil.defenses import DEFENSES
+from gradveil.defenses import DCS2, DEFENSES
 from gradveil.defenses.ats import transformed
 from gradveil.metrics import matched, psnr
 from gradveil.threat import Observation, threat_model
@@ -58,6 +59,25 @@ def test_concealed_pictures_are_searched_together_with_the_private_one() -> None
     (one, *_) = ATTACKS.build("informed", Budget(1, 3))(seen, seeds=[0, 1])
     assert one.inputs.shape == (1, 3, 32, 32)
     assert one.labels.tolist() == private_batches(1)[0].labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "weight"), [("", 1.0), ("margin=0.5", 1.0), ("margin=0.5,strict=true", 1.5), ("sensitive=1", 1.0)]
+)
+def test_what_the_released_projection_adds_is_counted(options: str, weight: float) -> None:
+    """Half of the private gradient is added to nearly every step: the matching target of the private picture has it."""
+    (one,) = observed(private_batches(1))
+    defense = DEFENSES.build(f"dcs2plus:iterations=2,{options}".rstrip(","))
+    assert isinstance(defense, DCS2)
+    move = counter_move(defense, replace(one, defense=defense.spec))
+    assert isinstance(move, SearchBoth)
+    targets = move.extra(move.prepare(one))["targets"]
+    assert targets.sum(1).tolist() == pytest.approx([weight, 1.0])
+
+
+def test_a_picture_that_is_not_called_sensitive_is_not_concealed() -> None:
+    (one,) = observed(private_batches(1), defense="dcs2:iterations=2,sensitive=30%")
+    assert counter_move(DCS2(sensitive="30%"), one) is None, "the first of ten is not among three"
 
 
 @pytest.mark.slow

@@ -247,6 +247,8 @@ def test_a_proof_counts_the_steps_of_an_audit() -> None:
     release = proved(noisy, several, size=4).release
     assert release is not None
     assert release.sigma == 1.0, "one of two examples behind a step"
+    as_variance = Chain([ClipExamples(bound=1.0), Noise(sigma=0.25, unit="variance")])
+    assert proved(as_variance, several, size=4).release == release
     uneven = proved(noisy, several, size=5).release
     assert uneven is not None
     assert uneven.sigma == 0.5, "the last step is of one example"

@@ -222,7 +222,10 @@ def test_only_what_is_called_sensitive_is_concealed() -> None:
 
 @pytest.mark.parametrize(
     ("sensitive", "places"),
-    [("2", [0, 1]), ("9", [0, 1, 2, 3]), ("50%", [1, 3]), ("30%", [3]), ("100%", [0, 1, 2, 3]), ("0%", []), ("mask-0110", [1, 2])],
+    [
+        ("2", [0, 1]), ("9", [0, 1, 2, 3]), ("50%", [1, 3]), ("30%", [3]), ("100%", [0, 1, 2, 3]), ("0%", []),
+        ("mask-0110", [1, 2]),
+    ],
 )  # fmt: skip
 def test_a_spec_names_a_number_a_share_or_a_mask(sensitive: str, places: list[int]) -> None:
     _, step = step_on(WIDE)

@@ -24,6 +24,7 @@ def count(spec: str, domain: Images) -> int:
     ("spec", "parameters"),
     [
         ("lenet", 19_438),  # 912 + 3 x 3,612 + 7,690
+        ("lenet:convolutions=3", 15_826),  # one of 3,612 less
         ("convnet:width=64,last=2", 2_904_970),  # eight 3x3 convolutions with batch norm, as in Soteria's release
         ("mlp:hidden=100,depth=1", 308_310),
         ("resnet18", 11_173_962),
@@ -114,6 +115,7 @@ def test_stem_follows_the_size_of_the_images(cifar: Images) -> None:
         ("convnet:kernel=4", "odd kernel"),
         ("mlp:depth=-1", "depth"),
         ("lenet:init=huge", "default, he, wide"),
+        ("lenet:convolutions=5", "3 or 4 convolutions"),
         ("resnet18:stem=imagenet,weights=cifar10", "cifar stem"),
         ("resnet81", "resnet18"),
     ],

@@ -183,8 +183,8 @@ class DCS2(Defense):
         """``k`` starts for every sensitive example, those of one example in a row; ``sensitive`` is a mask [n].
 
         Other examples come in this order: of another label and not sensitive, of another label, the rest; chance
-        decides among equals. What they do not supply is noise: uniform pixels, and a random other label. ``start_label``
-        puts the sensitive example's own label, or none, in the place of another.
+        decides among equals. What they do not supply is noise: uniform pixels, and a random other label. With
+        ``start_label`` the sensitive example's own label, or any, is wanted instead of another.
         """
         targets, each = step.batch.take(sensitive), self.k
         labels, classes = targets.labels.repeat_interleave(each), step.classes()

@@ -14,7 +14,7 @@ from gradveil.defenses.base import DEFENSES, At, Log, Transform
 @DEFENSES.register("noise")
 @dataclass(frozen=True, kw_only=True)
 class Noise(Transform):
-    """Gaussian or Laplace noise of standard deviation sigma on every gradient entry; ``unit``: sigma is another size."""
+    """Gaussian or Laplace noise of deviation sigma, or of another size by ``unit``, on every gradient entry."""
 
     sigma: float = 0.1
     kind: Kind = "gaussian"

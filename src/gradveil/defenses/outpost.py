@@ -103,7 +103,7 @@ class Outpost(Defense):
         An entry of ``fisher`` may stand for several of the gradient, and then counts once for the threshold.
         """
         bar = _percentile(list(fisher.values()), 100 - self.phi)
-        groups, sent, pruned = self.groups(gradient), dict(gradient), 0
+        groups, sent, pruned = self.groups(gradient), dict(gradient), 0.0
         risks = layer_risks(step.params, groups)
         for names, risk in zip(groups, risks, strict=True):
             cut = _percentile([gradient[name].abs() for name in names], self.rho)
@@ -111,9 +111,9 @@ class Outpost(Defense):
                 g = gradient[name]
                 small, noise = g.abs() < cut.to(g), step.rng.normal(g.shape, g)
                 noise = noise * (self.scale * risk).to(g) * (fisher[name] >= bar.to(g))
-                sent[name], pruned = g.masked_fill(small, 0) + noise, pruned + small.sum()
+                sent[name], pruned = g.masked_fill(small, 0) + noise, pruned + float(small.sum())
         step.log.add("risk", risks.mean())
-        step.log.add("pruned", float(pruned) / sum(g.numel() for g in gradient.values()))
+        step.log.add("pruned", pruned / sum(g.numel() for g in gradient.values()))
         return sent
 
 

@@ -47,7 +47,7 @@ def lenet(
 
     ``init=wide`` draws all weights and biases from U(-0.5, 0.5), as the DLG release does; with PyTorch's default
     initialisation the sigmoids pass on much smaller gradients, and inversion is harder. ``init=he``: N(0, 2 / fan out).
-    ``convolutions=3`` is the LeNet of DCS2's release for MNIST.
+    ``convolutions=3`` is the LeNet of the releases of OUTPOST and, for MNIST, DCS2.
     """
     if convolutions not in (3, 4):
         raise GradveilError(f"lenet has 3 or 4 convolutions, not {convolutions}")
