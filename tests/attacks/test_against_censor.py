@@ -20,6 +20,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.domains import Images
+from gradveil.engine.network import SharedNetwork
 from gradveil.metrics import psnr
 from gradveil.models import Functional
 from gradveil.threat import Observation, observe, threat_model
@@ -122,7 +123,7 @@ def test_the_derivatives_are_those_of_the_equations() -> None:
     asked = equations(rounds(SAMPLES.batch([3]), weights(2, moved=0.1), threat="F+labels"))
     rng = torch.Generator().manual_seed(0)
     code, along = (torch.randn((1, 1, 3, 32, 32), generator=rng) for _ in range(2))
-    values, slopes = asked.linearised(code)
+    values, slopes = asked.linearised(code, torch.ones(1))
     assert torch.allclose(values, asked.residuals(code), atol=1e-4)
     step = 1e-2
     ahead, behind = asked.residuals(code + step * along), asked.residuals(code - step * along)
@@ -130,11 +131,15 @@ def test_the_derivatives_are_those_of_the_equations() -> None:
     assert torch.allclose((ahead - behind)[0] / (2 * step), expected, rtol=0.05, atol=0.02)
 
 
-def test_tensor_by_tensor_gives_the_same_derivatives() -> None:
+def test_layer_by_layer_gives_the_same_derivatives() -> None:
+    """Of several replies to one model and batches of two; equations come in the order of the parameters."""
     asked = equations(rounds(SAMPLES.batch([3, 4]), weights(1, moved=0) * 2, threat="F+labels"))
+    network = SharedNetwork(asked.one.module, asked.one.sent, train_mode=False)
     code = torch.randn((1, 2, 3, 32, 32), generator=torch.Generator().manual_seed(0))
-    (values, slopes), (others, expected) = asked.by_tensor(code, 0), asked.linearised(code)
+    layers = replace(asked, networks=(network,))
+    (values, slopes), (others, expected) = (one.linearised(code, torch.ones(1)) for one in (layers, asked))
     assert torch.allclose(values, others, atol=1e-4)
+    assert torch.allclose(layers.residuals(code), others, atol=1e-4)
     assert torch.allclose(slopes, expected, rtol=1e-3, atol=1e-4)
 
 
