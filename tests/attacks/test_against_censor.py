@@ -208,6 +208,66 @@ def test_replies_of_zeros_say_nothing_and_break_nothing() -> None:
     assert float(norms) == pytest.approx(float(seen.reply["fc.weight"].norm()), rel=1e-4)
 
 
+def test_a_reply_of_numbers_that_are_none_harms_nobody_else() -> None:
+    whole = [rounds(batch, weights(2, moved=0.1)) for batch in private_batches(2)]
+    seen = [replace(one, earlier=(replace(one.earlier[0], sent=whole[0].earlier[0].sent),), sent=whole[0].sent)
+            for one in whole]  # fmt: skip
+    broken = replace(seen[0], reply={name: tensor / 0 for name, tensor in seen[0].reply.items()})
+    attack = ATTACKS.build("informed", Budget(1, 3))
+    bad, good = attack([broken, seen[1]], seeds=[0, 1])
+    (alone,) = attack(seen[1:], seeds=[1])
+    assert bool(bad.inputs.isfinite().all())
+    assert bad.objective < bad.trace[0]  # the reply before is as good as ever
+    assert torch.allclose(good.inputs, alone.inputs, atol=1e-2)
+
+
+def test_a_tensor_that_was_sent_as_zeros_leaves_the_others_at_work() -> None:
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(8, moved=0.1))
+    first = next(iter(seen.reply))
+
+    def without(one: Observation) -> Observation:
+        return replace(one, reply={**one.reply, first: torch.zeros_like(one.reply[first])}, earlier=())
+
+    silent = replace(without(seen), earlier=tuple(map(without, seen.earlier)))
+    start = quality(replace(silent, earlier=()), batch)
+    assert quality(silent, batch) > start + 1
+
+
+def test_the_order_of_the_replies_and_equal_broadcasts_do_not_matter() -> None:
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(2, moved=0.1) * 2)
+    copied = replace(seen.earlier[0], sent={name: tensor.clone() for name, tensor in seen.earlier[0].sent.items()})
+    first, *others = seen.earlier
+    swapped, apart = (replace(seen, earlier=earlier) for earlier in ((*others, first), (copied, *others)))
+    attack = ATTACKS.build("informed", Budget(1, 4))
+    expected, *found = [attack([one], seeds=[0])[0] for one in (seen, swapped, apart)]
+    for one in found:
+        assert float((one.inputs - expected.inputs).abs().mean()) < 0.01
+
+
+def test_one_image_twice_is_two_of_it() -> None:
+    batch = SAMPLES.batch([0, 0])
+    seen = rounds(batch, weights(16, moved=0.1))
+    (found,) = ATTACKS.build("informed", ONCE)([seen], seeds=[0])
+    assert found.labels.tolist() == batch.labels.tolist()
+    assert float(psnr(found.inputs.mean(dim=0, keepdim=True), batch.inputs[:1])) > 17
+
+
+def test_the_private_examples_may_change_afterwards_and_nothing_found_does() -> None:
+    """No truth rides along: neither the batch nor its labels are held by what the attack gets."""
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(2, moved=0.1))
+    assert seen.labels is None
+    attack = ATTACKS.build("informed", Budget(1, 2))
+    (before,) = attack([seen], seeds=[0])
+    batch.inputs.fill_(0.5)
+    batch.labels.fill_(9)
+    (after,) = attack([seen], seeds=[0])
+    assert torch.equal(before.inputs, after.inputs)
+    assert torch.equal(before.labels, after.labels)
+
+
 def test_granted_labels_and_several_steps_are_read_as_before() -> None:
     (batch,) = private_batches(1, 2)
     granted = observed([batch], defense="censor:trials=1", threat="C+labels")

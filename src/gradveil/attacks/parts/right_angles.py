@@ -75,7 +75,8 @@ class Exchanges(NamedTuple):
 def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
     """All exchanges behind observations of clients that got the same broadcasts.
 
-    Equal broadcasts are taken together where each was answered equally often. Replies of zeros say nothing.
+    Equal broadcasts are taken together where each was answered equally often. Replies of zeros say nothing, nor do
+    tensors of numbers that are not finite.
     """
     each = [[*one.earlier, one] for one in seen]
     alike: dict[int, list[int]] = {}
@@ -91,6 +92,8 @@ def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
             [torch.stack([torch.stack([row[number][name] for number in group]) for group in groups]) for row in rows]
         )
         lengths = replies.norm(dim=-1)
+        broken = ~lengths.isfinite()
+        replies[broken], lengths[broken] = 0, 0
         units = _compressed(replies.div_(lengths[..., None] + _TINY))
         directions[name] = units.mul_(math.sqrt(replies.shape[-1]))
         norms[name] = lengths.amax(dim=-1)
