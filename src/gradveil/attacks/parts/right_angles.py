@@ -42,7 +42,8 @@ _TRIES = 5
 """How often a step that makes things worse is shortened."""
 _UNFORESEEN, _SOFTEST, _HARDEST = 0.1, 1.0, 1e-6
 """The variance of equations as a share of their mean square, and its bounds."""
-_NARROWEST, _MOST_DAMPED = 1e-3, 30.0
+_NARROWEST = 1e-3
+"""The least width of a switch that has a slope."""
 _NORM_WEIGHT = 3.0
 """By how much the log of a norm counts more than a right angle in units of chance."""
 _FLATTEST = 0.3
@@ -292,15 +293,16 @@ def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved
 
     With residuals r and derivatives J it minimises |r|^2 / s + |z|^2. The variance s is a share of what the residuals
     are at present: that much of them straight lines do not foresee. Each problem has a damping of its own, which grows
-    where a step made things worse and falls where it did not.
+    where a step made things worse and falls where it did not. Where none was better, the switches of rectifiers get
+    slopes at the next one, or lose them.
     """
-    damping = codes.new_zeros(len(codes))
+    damping, sloped = codes.new_zeros(len(codes)), torch.zeros(len(codes), dtype=torch.bool, device=codes.device)
     there = equations.residuals(codes)
     trace = [_costs(there, codes, _HARDEST)]
     for step in range(steps):
         misfit = there.square().mean(dim=1)
         softness = (_UNFORESEEN * misfit).clamp(_HARDEST, _SOFTEST)
-        residuals, slopes = equations.linearised(codes, misfit.clamp(_NARROWEST, 1))
+        residuals, slopes = equations.linearised(codes, torch.where(sloped, misfit.clamp(_NARROWEST, 1), 0))
         costs = _costs(residuals, codes, softness)
         waiting = torch.ones_like(costs, dtype=torch.bool)
         for _ in range(_TRIES):
@@ -313,7 +315,7 @@ def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved
             waiting = waiting & ~better
             if not bool(waiting.any()):
                 break
-        damping = damping.clamp(max=_MOST_DAMPED)
+        damping, sloped = torch.where(waiting, 1, damping), sloped ^ waiting
         trace.append(_costs(there, codes, _HARDEST))
         task.advance(len(codes))
         task.note(f"step {step + 1} of {steps}, misfit {float(there.square().mean()):.3g}")
