@@ -40,7 +40,7 @@ STEPS = 20
 """More steps find nothing more."""
 _TRIES = 5
 """How often a step that makes things worse is shortened."""
-_UNFORESEEN, _SOFTEST, _HARDEST = 0.1, 1.0, 1e-6
+_UNFORESEEN, _SOFTEST, _HARDEST = 0.1, 1.0, 1e-8
 """The variance of equations as a share of their mean square, and its bounds."""
 _NARROWEST = 1e-3
 """The least width of a switch that has a slope."""
