@@ -242,7 +242,8 @@ class Equations:
                 length = (gradient.square().sum(dim=1, keepdim=True) + _TINY).sqrt()
                 rows, norm = self.exchanges.directions[path][:, number], self.exchanges.norms[path][:, number, None]
                 there, unit = norm > 0, gradient / length
-                angles = torch.where(there, (rows @ unit[..., None])[..., 0], 0)
+                # a matrix product of one row and one column would leave most of a GPU idle
+                angles = torch.where(there, (rows * unit[:, None]).sum(dim=2), 0)
                 values.append(angles)
                 if self.with_norms:
                     values.append(torch.where(there, _NORM_WEIGHT * (length / torch.where(there, norm, 1)).log(), 0))
