@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from exchanges import FEDSGD, SAMPLES, observed, private_batches
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget, Server
 from gradveil.attacks.informed import answers, counter_for
+from gradveil.attacks.parts import right_angles
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.right_angles import Equations, SmoothPictures, exchanges_of
 from gradveil.client import SimulatedClient
@@ -141,6 +143,35 @@ def test_layer_by_layer_gives_the_same_derivatives() -> None:
     assert torch.allclose(values, others, atol=1e-4)
     assert torch.allclose(layers.residuals(code), others, atol=1e-4)
     assert torch.allclose(slopes, expected, rtol=1e-3, atol=1e-4)
+
+
+class Twice(nn.Module):
+    """One layer is passed twice: what it is sent is the sum of two gradients."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(3072, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.times = times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.flatten(1)).relu()
+        for _ in range(self.times):
+            x = self.again(x).relu()
+        scores: torch.Tensor = self.last(x)
+        return scores
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_layer_that_is_passed_twice_is_not_solved_layer_by_layer(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(right_angles, "_LARGE", 0)
+    asked = equations(rounds(SAMPLES.batch([3]), weights(1, moved=0), threat="F+labels"))
+    module = Twice(times)
+    sent = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    broadcasts = {name: parameter[None] for name, parameter in sent.items()}
+    other = replace(
+        asked, one=replace(asked.one, module=module, sent=sent), exchanges=asked.exchanges._replace(sent=broadcasts)
+    )
+    assert len(right_angles.networks_of(other)) == (1 if times == 1 else 0)
 
 
 def test_replies_to_one_model_are_taken_together_and_repeat_beyond_its_entries() -> None:

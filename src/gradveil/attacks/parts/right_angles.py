@@ -7,8 +7,7 @@ LeNet are two thousand equations for the three thousand pixels of a small pictur
 what pictures look like: neighbors are alike, and colors rise and fall together.
 
 They are solved by Levenberg and Marquardt's steps (Gauss-Newton with damping) under a Gaussian prior of pictures whose
-power falls with frequency. The equations begin as soft wishes and become hard as the steps go on. Adam on the sum of
-the squares of the same equations needs a hundred times as many steps, and stops far away.
+power falls with frequency. The equations begin as soft wishes and become hard as they come to hold.
 """
 
 from __future__ import annotations
@@ -269,7 +268,7 @@ class Equations:
 
 
 def networks_of(equations: Equations) -> tuple[SharedNetwork, ...]:
-    """For each broadcast of a large model; none where its layers forbid that."""
+    """For each broadcast of a large model; none where its layers forbid that, or one of them is passed twice."""
     one, sent = equations.one, equations.exchanges.sent
     trained = one.recipe is not None and one.recipe.train_mode
     if not equations.large or equations.whole or trained:
@@ -277,8 +276,15 @@ def networks_of(equations: Equations) -> tuple[SharedNetwork, ...]:
     shape, classes = one.domain.shape, one.domain.classes
     if shared_gradients(one.module, one.sent, one.loss, train_mode=False, shape=shape, classes=classes) is None:
         return ()
-    each = [{name: part[number] for name, part in sent.items()} for number in range(len(next(iter(sent.values()))))]
-    return tuple(SharedNetwork(one.module, own, train_mode=False) for own in each)
+    count = len(next(iter(sent.values())))
+    each = [{name: part[number] for name, part in sent.items()} for number in range(count)]
+    networks = tuple(SharedNetwork(one.module, own, train_mode=False) for own in each)
+    labels = equations.labels[:1, :1]
+    inputs = torch.zeros((1, 1, *shape), device=labels.device, requires_grad=True)
+    calls = networks[0].differentiate(one.loss, inputs, labels).calls
+    used = [name for call in calls for name in call.parameters.values()]
+    plain = len(set(used)) == len(used) and all(call.layer is not None for call in calls)
+    return networks if plain else ()
 
 
 class Solved(NamedTuple):
