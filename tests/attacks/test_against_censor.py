@@ -25,6 +25,7 @@ from gradveil.domains import Images
 from gradveil.engine.network import SharedNetwork
 from gradveil.metrics import psnr
 from gradveil.models import Functional
+from gradveil.models.resnet import BasicBlock
 from gradveil.threat import Observation, observe, threat_model
 from interrogation import interrogated
 
@@ -32,9 +33,15 @@ WIDE = "lenet:init=wide"
 ONCE = Budget(1, 20)
 
 
-def rounds(batch: Batch, broadcasts: list[Params], defense: str = "censor:trials=2", threat: str = "F") -> Observation:
+def rounds(
+    batch: Batch,
+    broadcasts: list[Params],
+    defense: str = "censor:trials=2",
+    threat: str = "F",
+    module: nn.Module | None = None,
+) -> Observation:
     """What an observer has who kept the replies of one client to these broadcasts."""
-    module = models.build(WIDE, SAMPLES.domain, seed=0)
+    module = models.build(WIDE, SAMPLES.domain, seed=0) if module is None else module
     client = SimulatedClient(module, recipe=FEDSGD, defense=DEFENSES.build(defense))
     seen = [
         observe(
@@ -172,6 +179,27 @@ def test_a_layer_that_is_passed_twice_is_not_solved_layer_by_layer(times: int, m
         asked, one=replace(asked.one, module=module, sent=sent), exchanges=asked.exchanges._replace(sent=broadcasts)
     )
     assert len(right_angles.networks_of(other)) == (1 if times == 1 else 0)
+
+
+def test_with_open_weights_few_replies_of_a_residual_network_show_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose rectifiers switch show less: gradients jump there."""
+    monkeypatch.setattr(right_angles, "_LARGE", 0)
+    (batch,) = private_batches(1)
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), BasicBlock(8, 16, 2),
+        BasicBlock(16, 32, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    ).eval()  # fmt: skip
+    server = Server(module, "own", {name: p.detach() for name, p in module.named_parameters()}, SAMPLES.domain)
+    found = {}
+    for kind in ("open", "fresh"):
+        attack = ATTACKS.build(f"informed:replies=5,weights={kind}", Budget(1, 6))
+        crafted = [attack.craft(server, [None] * number, 0) for number in range(5)]  # type: ignore[list-item]
+        broadcasts = [one.sent for one in crafted if one is not None]
+        (found[kind],) = attack([rounds(batch, broadcasts, module=module)], seeds=[0])
+    assert nearest(found["open"].inputs) == 0
+    better, other = (float(psnr(found[kind].inputs, batch.inputs)) for kind in ("open", "fresh"))
+    assert better > max(16, other + 2)
 
 
 def test_replies_to_one_model_are_taken_together_and_repeat_beyond_its_entries() -> None:
@@ -321,6 +349,8 @@ def test_fresh_weights_are_the_old_ones_in_another_order_and_a_craft() -> None:
         assert torch.equal(second.sent[name].flatten().sort().values, tensor.flatten().sort().values)
         assert not torch.equal(second.sent[name], tensor)
     assert attack.craft(server, (seen,) * 3, 0) is None
+    with pytest.raises(GradveilError, match="craft"):
+        threat_model("C+ask-again").vet("informed", ATTACKS.build("informed:replies=3,weights=open").requires)
     with pytest.raises(GradveilError, match="craft"):
         threat_model("C+ask-again").vet("informed", attack.requires)
     threat_model("C+ask-again").vet("informed", ATTACKS.build("informed:replies=3").requires)
