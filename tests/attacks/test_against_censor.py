@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from exchanges import FEDSGD, SAMPLES, observed, private_batches
 from gradveil import models
 from gradveil.attacks import ATTACKS, Budget, Server
 from gradveil.attacks.informed import answers, counter_for
+from gradveil.attacks.parts import right_angles
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.right_angles import Equations, SmoothPictures, exchanges_of
 from gradveil.client import SimulatedClient
@@ -20,8 +22,10 @@ from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.defenses import DEFENSES
 from gradveil.domains import Images
+from gradveil.engine.network import SharedNetwork
 from gradveil.metrics import psnr
 from gradveil.models import Functional
+from gradveil.models.resnet import BasicBlock
 from gradveil.threat import Observation, observe, threat_model
 from interrogation import interrogated
 
@@ -29,9 +33,15 @@ WIDE = "lenet:init=wide"
 ONCE = Budget(1, 20)
 
 
-def rounds(batch: Batch, broadcasts: list[Params], defense: str = "censor:trials=2", threat: str = "F") -> Observation:
+def rounds(
+    batch: Batch,
+    broadcasts: list[Params],
+    defense: str = "censor:trials=2",
+    threat: str = "F",
+    module: nn.Module | None = None,
+) -> Observation:
     """What an observer has who kept the replies of one client to these broadcasts."""
-    module = models.build(WIDE, SAMPLES.domain, seed=0)
+    module = models.build(WIDE, SAMPLES.domain, seed=0) if module is None else module
     client = SimulatedClient(module, recipe=FEDSGD, defense=DEFENSES.build(defense))
     seen = [
         observe(
@@ -122,7 +132,7 @@ def test_the_derivatives_are_those_of_the_equations() -> None:
     asked = equations(rounds(SAMPLES.batch([3]), weights(2, moved=0.1), threat="F+labels"))
     rng = torch.Generator().manual_seed(0)
     code, along = (torch.randn((1, 1, 3, 32, 32), generator=rng) for _ in range(2))
-    values, slopes = asked.linearised(code)
+    values, slopes = asked.linearised(code, torch.ones(1))
     assert torch.allclose(values, asked.residuals(code), atol=1e-4)
     step = 1e-2
     ahead, behind = asked.residuals(code + step * along), asked.residuals(code - step * along)
@@ -130,12 +140,66 @@ def test_the_derivatives_are_those_of_the_equations() -> None:
     assert torch.allclose((ahead - behind)[0] / (2 * step), expected, rtol=0.05, atol=0.02)
 
 
-def test_tensor_by_tensor_gives_the_same_derivatives() -> None:
+def test_layer_by_layer_gives_the_same_derivatives() -> None:
+    """Of several replies to one model and batches of two; equations come in the order of the parameters."""
     asked = equations(rounds(SAMPLES.batch([3, 4]), weights(1, moved=0) * 2, threat="F+labels"))
+    network = SharedNetwork(asked.one.module, asked.one.sent, train_mode=False)
     code = torch.randn((1, 2, 3, 32, 32), generator=torch.Generator().manual_seed(0))
-    (values, slopes), (others, expected) = asked.by_tensor(code, 0), asked.linearised(code)
+    layers = replace(asked, networks=(network,))
+    (values, slopes), (others, expected) = (one.linearised(code, torch.ones(1)) for one in (layers, asked))
     assert torch.allclose(values, others, atol=1e-4)
+    assert torch.allclose(layers.residuals(code), others, atol=1e-4)
     assert torch.allclose(slopes, expected, rtol=1e-3, atol=1e-4)
+
+
+class Twice(nn.Module):
+    """One layer is passed twice: what it is sent is the sum of two gradients."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(3072, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.times = times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x.flatten(1)).relu()
+        for _ in range(self.times):
+            x = self.again(x).relu()
+        scores: torch.Tensor = self.last(x)
+        return scores
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_layer_that_is_passed_twice_is_not_solved_layer_by_layer(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(right_angles, "_LARGE", 0)
+    asked = equations(rounds(SAMPLES.batch([3]), weights(1, moved=0), threat="F+labels"))
+    module = Twice(times)
+    sent = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    broadcasts = {name: parameter[None] for name, parameter in sent.items()}
+    other = replace(
+        asked, one=replace(asked.one, module=module, sent=sent), exchanges=asked.exchanges._replace(sent=broadcasts)
+    )
+    assert len(right_angles.networks_of(other)) == (1 if times == 1 else 0)
+
+
+def test_with_open_weights_few_replies_of_a_residual_network_show_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose rectifiers switch show less: gradients jump there."""
+    monkeypatch.setattr(right_angles, "_LARGE", 0)
+    (batch,) = private_batches(1)
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), BasicBlock(8, 16, 2),
+        BasicBlock(16, 32, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    ).eval()  # fmt: skip
+    server = Server(module, "own", {name: p.detach() for name, p in module.named_parameters()}, SAMPLES.domain)
+    found = {}
+    for kind in ("open", "fresh"):
+        attack = ATTACKS.build(f"informed:replies=5,weights={kind}", Budget(1, 6))
+        crafted = [attack.craft(server, [None] * number, 0) for number in range(5)]  # type: ignore[list-item]
+        broadcasts = [one.sent for one in crafted if one is not None]
+        (found[kind],) = attack([rounds(batch, broadcasts, module=module)], seeds=[0])
+    assert nearest(found["open"].inputs) == 0
+    better, other = (float(psnr(found[kind].inputs, batch.inputs)) for kind in ("open", "fresh"))
+    assert better > max(16, other + 2)
 
 
 def test_replies_to_one_model_are_taken_together_and_repeat_beyond_its_entries() -> None:
@@ -203,6 +267,66 @@ def test_replies_of_zeros_say_nothing_and_break_nothing() -> None:
     assert float(norms) == pytest.approx(float(seen.reply["fc.weight"].norm()), rel=1e-4)
 
 
+def test_a_reply_of_numbers_that_are_none_harms_nobody_else() -> None:
+    whole = [rounds(batch, weights(2, moved=0.1)) for batch in private_batches(2)]
+    seen = [replace(one, earlier=(replace(one.earlier[0], sent=whole[0].earlier[0].sent),), sent=whole[0].sent)
+            for one in whole]  # fmt: skip
+    broken = replace(seen[0], reply={name: tensor / 0 for name, tensor in seen[0].reply.items()})
+    attack = ATTACKS.build("informed", Budget(1, 3))
+    bad, good = attack([broken, seen[1]], seeds=[0, 1])
+    (alone,) = attack(seen[1:], seeds=[1])
+    assert bool(bad.inputs.isfinite().all())
+    assert bad.objective < bad.trace[0]  # the reply before is as good as ever
+    assert torch.allclose(good.inputs, alone.inputs, atol=1e-2)
+
+
+def test_a_tensor_that_was_sent_as_zeros_leaves_the_others_at_work() -> None:
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(8, moved=0.1))
+    first = next(iter(seen.reply))
+
+    def without(one: Observation) -> Observation:
+        return replace(one, reply={**one.reply, first: torch.zeros_like(one.reply[first])}, earlier=())
+
+    silent = replace(without(seen), earlier=tuple(map(without, seen.earlier)))
+    start = quality(replace(silent, earlier=()), batch)
+    assert quality(silent, batch) > start + 1
+
+
+def test_the_order_of_the_replies_and_equal_broadcasts_do_not_matter() -> None:
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(2, moved=0.1) * 2)
+    copied = replace(seen.earlier[0], sent={name: tensor.clone() for name, tensor in seen.earlier[0].sent.items()})
+    first, *others = seen.earlier
+    swapped, apart = (replace(seen, earlier=earlier) for earlier in ((*others, first), (copied, *others)))
+    attack = ATTACKS.build("informed", Budget(1, 4))
+    expected, *found = [attack([one], seeds=[0])[0] for one in (seen, swapped, apart)]
+    for one in found:
+        assert float((one.inputs - expected.inputs).abs().mean()) < 0.01
+
+
+def test_one_image_twice_is_two_of_it() -> None:
+    batch = SAMPLES.batch([0, 0])
+    seen = rounds(batch, weights(16, moved=0.1))
+    (found,) = ATTACKS.build("informed", ONCE)([seen], seeds=[0])
+    assert found.labels.tolist() == batch.labels.tolist()
+    assert float(psnr(found.inputs.mean(dim=0, keepdim=True), batch.inputs[:1])) > 17
+
+
+def test_the_private_examples_may_change_afterwards_and_nothing_found_does() -> None:
+    """No truth rides along: neither the batch nor its labels are held by what the attack gets."""
+    (batch,) = private_batches(1)
+    seen = rounds(batch, weights(2, moved=0.1))
+    assert seen.labels is None
+    attack = ATTACKS.build("informed", Budget(1, 2))
+    (before,) = attack([seen], seeds=[0])
+    batch.inputs.fill_(0.5)
+    batch.labels.fill_(9)
+    (after,) = attack([seen], seeds=[0])
+    assert torch.equal(before.inputs, after.inputs)
+    assert torch.equal(before.labels, after.labels)
+
+
 def test_granted_labels_and_several_steps_are_read_as_before() -> None:
     (batch,) = private_batches(1, 2)
     granted = observed([batch], defense="censor:trials=1", threat="C+labels")
@@ -225,6 +349,8 @@ def test_fresh_weights_are_the_old_ones_in_another_order_and_a_craft() -> None:
         assert torch.equal(second.sent[name].flatten().sort().values, tensor.flatten().sort().values)
         assert not torch.equal(second.sent[name], tensor)
     assert attack.craft(server, (seen,) * 3, 0) is None
+    with pytest.raises(GradveilError, match="craft"):
+        threat_model("C+ask-again").vet("informed", ATTACKS.build("informed:replies=3,weights=open").requires)
     with pytest.raises(GradveilError, match="craft"):
         threat_model("C+ask-again").vet("informed", attack.requires)
     threat_model("C+ask-again").vet("informed", ATTACKS.build("informed:replies=3").requires)

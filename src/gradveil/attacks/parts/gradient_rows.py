@@ -33,7 +33,8 @@ _RELU = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 class SlopedSwitches(TorchFunctionMode):
     """Within it, derivatives of derivatives of rectifiers are slopes around 0; all else is as without it.
 
-    ``widths`` [N] are the deviations of the slopes in units of what enters the rectifier, one for each problem.
+    ``widths`` [N] are the deviations of the slopes in units of what enters the rectifier, one for each problem; with 0
+    there is no slope.
     """
 
     def __init__(self, widths: Tensor) -> None:
@@ -45,7 +46,7 @@ class SlopedSwitches(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         values = args[0]
         each = rules.split_problems(values.detach(), len(self.widths)).flatten(1)
-        width = self.widths * each.square().mean(dim=1).sqrt() + 1e-20
+        width = self.widths * each.square().mean(dim=1).sqrt()
         by_example = width.repeat_interleave(len(values) // len(width)).view(-1, *[1] * (values.dim() - 1))
         return _Rectified.apply(values, by_example)  # type: ignore[no-untyped-call]
 
@@ -72,7 +73,8 @@ class _Switched(Function):
     @staticmethod
     def backward(ctx: Any, *change: Tensor) -> tuple[Tensor, Tensor, None]:
         gradient, values, width = ctx.saved_tensors
-        slope = torch.exp(-0.5 * (values / width).square()) / (width * math.sqrt(2 * math.pi))
+        wide = width.clamp(min=torch.finfo(width.dtype).tiny)
+        slope = (width > 0) * torch.exp(-0.5 * (values / wide).square()) / (wide * math.sqrt(2 * math.pi))
         return change[0] * (values > 0), change[0] * (gradient * slope), None
 
 

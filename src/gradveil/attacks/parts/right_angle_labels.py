@@ -145,12 +145,12 @@ class _Judge:
 
 
 def _directions(replies: list[Observation], name: str) -> tuple[Tensor | None, float]:
-    """Unit tensors [R, ...] of one parameter of all replies, and their mean norm; None where it was not sent."""
+    """Unit tensors [R, ...] of one parameter of all replies, and their mean norm; None where that says nothing."""
     if name not in replies[-1].reply:
         return None, 1.0
     tensors = torch.stack([one.reply[name] for one in replies])
     norms = tensors.flatten(1).norm(dim=1)
-    if not bool((norms > 0).all()):
+    if not bool(((norms > 0) & norms.isfinite()).all()):
         return None, 1.0
     return tensors / norms.view(-1, *[1] * (tensors.dim() - 1)), float(norms.mean())
 

@@ -7,8 +7,7 @@ LeNet are two thousand equations for the three thousand pixels of a small pictur
 what pictures look like: neighbors are alike, and colors rise and fall together.
 
 They are solved by Levenberg and Marquardt's steps (Gauss-Newton with damping) under a Gaussian prior of pictures whose
-power falls with frequency. The equations begin as soft wishes and become hard as the steps go on. Adam on the sum of
-the squares of the same equations needs a hundred times as many steps, and stops far away.
+power falls with frequency. The equations begin as soft wishes and become hard as they come to hold.
 """
 
 from __future__ import annotations
@@ -40,9 +39,10 @@ STEPS = 20
 """More steps find nothing more."""
 _TRIES = 5
 """How often a step that makes things worse is shortened."""
-_UNFORESEEN, _SOFTEST, _HARDEST = 0.1, 1.0, 1e-6
+_UNFORESEEN, _SOFTEST, _HARDEST = 0.1, 1.0, 1e-8
 """The variance of equations as a share of their mean square, and its bounds."""
-_NARROWEST, _MOST_DAMPED = 1e-3, 30.0
+_NARROWEST = 1e-3
+"""The least width of a switch that has a slope."""
 _NORM_WEIGHT = 3.0
 """By how much the log of a norm counts more than a right angle in units of chance."""
 _FLATTEST = 0.3
@@ -75,7 +75,8 @@ class Exchanges(NamedTuple):
 def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
     """All exchanges behind observations of clients that got the same broadcasts.
 
-    Equal broadcasts are taken together where each was answered equally often. Replies of zeros say nothing.
+    Equal broadcasts are taken together where each was answered equally often. Replies of zeros say nothing, nor do
+    tensors of numbers that are not finite.
     """
     each = [[*one.earlier, one] for one in seen]
     alike: dict[int, list[int]] = {}
@@ -91,6 +92,8 @@ def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
             [torch.stack([torch.stack([row[number][name] for number in group]) for group in groups]) for row in rows]
         )
         lengths = replies.norm(dim=-1)
+        broken = ~lengths.isfinite()
+        replies[broken], lengths[broken] = 0, 0
         units = _compressed(replies.div_(lengths[..., None] + _TINY))
         directions[name] = units.mul_(math.sqrt(replies.shape[-1]))
         norms[name] = lengths.amax(dim=-1)
@@ -238,7 +241,8 @@ class Equations:
                 length = (gradient.square().sum(dim=1, keepdim=True) + _TINY).sqrt()
                 rows, norm = self.exchanges.directions[path][:, number], self.exchanges.norms[path][:, number, None]
                 there, unit = norm > 0, gradient / length
-                angles = torch.where(there, (rows @ unit[..., None])[..., 0], 0)
+                # a matrix product of one row and one column would leave most of a GPU idle
+                angles = torch.where(there, (rows * unit[:, None]).sum(dim=2), 0)
                 values.append(angles)
                 if self.with_norms:
                     values.append(torch.where(there, _NORM_WEIGHT * (length / torch.where(there, norm, 1)).log(), 0))
@@ -264,7 +268,7 @@ class Equations:
 
 
 def networks_of(equations: Equations) -> tuple[SharedNetwork, ...]:
-    """For each broadcast of a large model; none where its layers forbid that."""
+    """For each broadcast of a large model; none where its layers forbid that, or one of them is passed twice."""
     one, sent = equations.one, equations.exchanges.sent
     trained = one.recipe is not None and one.recipe.train_mode
     if not equations.large or equations.whole or trained:
@@ -272,8 +276,15 @@ def networks_of(equations: Equations) -> tuple[SharedNetwork, ...]:
     shape, classes = one.domain.shape, one.domain.classes
     if shared_gradients(one.module, one.sent, one.loss, train_mode=False, shape=shape, classes=classes) is None:
         return ()
-    each = [{name: part[number] for name, part in sent.items()} for number in range(len(next(iter(sent.values()))))]
-    return tuple(SharedNetwork(one.module, own, train_mode=False) for own in each)
+    count = len(next(iter(sent.values())))
+    each = [{name: part[number] for name, part in sent.items()} for number in range(count)]
+    networks = tuple(SharedNetwork(one.module, own, train_mode=False) for own in each)
+    labels = equations.labels[:1, :1]
+    inputs = torch.zeros((1, 1, *shape), device=labels.device, requires_grad=True)
+    calls = networks[0].differentiate(one.loss, inputs, labels).calls
+    used = [name for call in calls for name in call.parameters.values()]
+    plain = len(set(used)) == len(used) and all(call.layer is not None for call in calls)
+    return networks if plain else ()
 
 
 class Solved(NamedTuple):
@@ -289,15 +300,16 @@ def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved
 
     With residuals r and derivatives J it minimises |r|^2 / s + |z|^2. The variance s is a share of what the residuals
     are at present: that much of them straight lines do not foresee. Each problem has a damping of its own, which grows
-    where a step made things worse and falls where it did not.
+    where a step made things worse and falls where it did not. Where none was better, the switches of rectifiers get
+    slopes at the next one, or lose them.
     """
-    damping = codes.new_zeros(len(codes))
+    damping, sloped = codes.new_zeros(len(codes)), torch.zeros(len(codes), dtype=torch.bool, device=codes.device)
     there = equations.residuals(codes)
     trace = [_costs(there, codes, _HARDEST)]
     for step in range(steps):
         misfit = there.square().mean(dim=1)
         softness = (_UNFORESEEN * misfit).clamp(_HARDEST, _SOFTEST)
-        residuals, slopes = equations.linearised(codes, misfit.clamp(_NARROWEST, 1))
+        residuals, slopes = equations.linearised(codes, torch.where(sloped, misfit.clamp(_NARROWEST, 1), 0))
         costs = _costs(residuals, codes, softness)
         waiting = torch.ones_like(costs, dtype=torch.bool)
         for _ in range(_TRIES):
@@ -310,7 +322,7 @@ def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved
             waiting = waiting & ~better
             if not bool(waiting.any()):
                 break
-        damping = damping.clamp(max=_MOST_DAMPED)
+        damping, sloped = torch.where(waiting, 1, damping), sloped ^ waiting
         trace.append(_costs(there, codes, _HARDEST))
         task.advance(len(codes))
         task.note(f"step {step + 1} of {steps}, misfit {float(there.square().mean()):.3g}")
