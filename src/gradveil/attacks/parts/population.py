@@ -164,7 +164,7 @@ class TuRBO(PopulationSearch):
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of matrices that needed a little more on their diagonal
             # in parts: their draws are independent, and the covariance of all of them would fill the memory
-            each = [model.posterior(some.double()) for some in candidates.split(512, dim=1)]
+            each = [model.posterior(some.double()) for some in torch.split(candidates, 512, dim=1)]
             mean = torch.cat([posterior.mean[..., 0] for posterior in each], dim=1)
             root = torch.cat([posterior.variance[..., 0] for posterior in each], dim=1).clamp_min(0).sqrt()
         noise = torch.stack([torch.randn((self.population, self.candidates), generator=rng) for rng in rngs])
