@@ -100,6 +100,21 @@ def test_schedules() -> None:
     assert [Adam(iterations=8).rate(i) for i in (2, 3, 5, 7)] == pytest.approx([1, 0.1, 0.01, 0.001])
 
 
+def test_langevin_noise_is_drawn_by_the_seed_of_each_problem() -> None:
+    def evaluate(point: Params) -> tuple[Params, torch.Tensor]:
+        return {"pixels": 2 * point["pixels"]}, point["pixels"].square().sum(dim=1)
+
+    def searched(seeds: list[int], noise: float = 0.2) -> torch.Tensor:
+        with SILENT.task("", None) as task:
+            problems = Problems(evaluate, {"pixels": torch.ones(len(seeds), 3)}, seeds=seeds)
+            return Adam(iterations=5, lr=0.1, noise=noise).run(problems, task).unknowns["pixels"]
+
+    both = searched([1, 2])
+    assert not torch.equal(both[0], both[1])
+    assert torch.equal(searched([2])[0], both[1])
+    assert torch.equal(searched([1], noise=0)[0], searched([2], noise=0)[0])
+
+
 def test_a_diverged_problem_keeps_its_best_point_and_says_so() -> None:
     with SILENT.task("", None) as task:
         found = Adam(iterations=60, lr=0.1).run(Problems(quadratic, {"x": torch.zeros(2)}), task)

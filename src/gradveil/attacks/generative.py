@@ -113,9 +113,7 @@ class GGL(Generative):
             search = TuRBO.published(evaluations=self.steps)
         else:
             warmup = self.steps // 20 if self.schedule == "plateau" else 0
-            search = Adam(
-                iterations=self.steps, lr=self.lr, schedule=self.schedule, warmup=warmup, signed=self.signed
-            )
+            search = Adam(iterations=self.steps, lr=self.lr, schedule=self.schedule, warmup=warmup, signed=self.signed)
         return (Phase(search=search, prior=self.codes),)
 
     def codes(self, one: Observation, _: PhaseResult | None = None) -> Codes:

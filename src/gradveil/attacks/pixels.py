@@ -79,8 +79,8 @@ class InvertingGradients(Matching):
 class GradInversion(Matching):
     """GradInversion (Yin et al. 2021): squared matching, image priors, restarts pulled together, batch-norm statistics.
 
-    The statistics count only where the threat model gives them (E). As published, restarts are registered before their
-    mean is taken (``registered``) and Langevin noise is added (``langevin=0.2``); CENSOR's paper has it match cosines.
+    The statistics count only where the threat model gives them (E). Restarts are registered before their mean is taken,
+    and each step adds Langevin noise. CENSOR's paper has it match cosines.
     """
 
     lr: float = 0.1
@@ -88,8 +88,8 @@ class GradInversion(Matching):
     tv: float = 4e-4
     norm: float = 1e-6
     consensus: float = 0.01
-    registered: bool = False
-    langevin: float = 0.0
+    registered: bool = True
+    langevin: float = 0.2
     statistics: float = 0.1
     statistics_rule: StatisticsRule = "squared"
     distance: Literal["squared", "cosine"] = "squared"

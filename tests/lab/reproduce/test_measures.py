@@ -7,7 +7,7 @@ import torch
 
 from gradveil.core.seeding import generator
 from gradveil.generators import build
-from gradveil.lab.reproduce.landscape import _slice, landscape
+from gradveil.lab.reproduce.landscape import _slice, inversion, landscape
 from gradveil.lab.reproduce.measures import (
     _leakage_by_round,
     censor_fallbacks,
@@ -49,6 +49,18 @@ def test_without_a_defense_nothing_is_lower_than_the_private_picture() -> None:
     found = surface("none", aware=False)
     assert found["lowest"] == found["at_private"]
     assert found["mse_at_lowest"] == found["mse_at_private"]
+
+
+@pytest.mark.integration
+def test_the_inversion_is_nearer_than_what_ggl_finds_and_ggl_has_the_lower_objective() -> None:
+    found = inversion({
+        "data": "mnist-samples", "model": "lenet:init=wide", "defense": "none", "images": 1, "steps": 150, "seed": 0,
+        "attack": "ggl:optimizer=adam,iterations=60,restarts=1", "device": "cpu",
+    })  # fmt: skip
+    assert found["inverted_psnr"] > found["ggl_psnr"]
+    assert 0 <= found["lowest_objective_at"] <= 1
+    assert found["highest_psnr_at"] > 0.5
+    assert found["each"][0]["ggl_psnr"] == found["ggl_psnr"]
 
 
 def test_a_concealed_sample_is_timed_and_its_memory_is_not_known_on_a_cpu() -> None:

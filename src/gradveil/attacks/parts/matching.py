@@ -328,7 +328,7 @@ def with_group_consistency(evaluate: Evaluate, restarts: int, weight: float, *, 
         gradients, values = evaluate(point)
         each = point["pixels"].view(-1, restarts, *point["pixels"].shape[1:])
         mean = each.mean(dim=1, keepdim=True)
-        if registered:
+        if registered and each.dim() == 6:  # of images; nothing else can be shifted
             mean = shifted_onto(each, mean).mean(dim=1, keepdim=True)
         away = (each - mean).flatten(0, 1)
         cost = weight * away.square().flatten(1).mean(dim=1)

@@ -163,8 +163,10 @@ class TuRBO(PopulationSearch):
         candidates = torch.where(moved, low + (high - low) * drawn[..., :d], center)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of matrices that needed a little more on their diagonal
-            posterior = model.posterior(candidates.double())
-            mean, root = posterior.mean[..., 0], posterior.variance[..., 0].clamp_min(0).sqrt()
+            # in parts: their draws are independent, and the covariance of all of them would fill the memory
+            each = [model.posterior(some.double()) for some in torch.split(candidates, 512, dim=1)]
+            mean = torch.cat([posterior.mean[..., 0] for posterior in each], dim=1)
+            root = torch.cat([posterior.variance[..., 0] for posterior in each], dim=1).clamp_min(0).sqrt()
         noise = torch.stack([torch.randn((self.population, self.candidates), generator=rng) for rng in rngs])
         samples = mean[:, None] + root[:, None] * noise.to(mean)  # the model is of minus the standardised value
         chosen = samples.argmax(dim=-1)

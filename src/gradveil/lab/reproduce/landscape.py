@@ -128,8 +128,11 @@ def inversion(fields: Json) -> Json:
             "inverted_lpips": None if looks is None else float(looks[-1]),
             "lowest_lpips_at": None if looks is None else float(shares[looks.argmin()]),
         })  # fmt: skip
-    means = {key: [one[key] for one in found] for key in found[0]}
-    return {key: None if None in each else sum(each) / len(each) for key, each in means.items()} | {"each": found}
+    means: Json = {"each": found}
+    for key in found[0]:
+        known = [value for one in found if (value := one[key]) is not None]
+        means[key] = sum(known) / len(known) if known else None
+    return means
 
 
 def _lpips(pictures: Tensor, truth: Tensor) -> Tensor | None:
