@@ -67,8 +67,12 @@ def grade(row: dict[str, Any] | None) -> str:
 
 
 def share(row: dict[str, Any] | None, attack: str) -> str:
-    """What an attack reaches in the worst round: the share ranked first or, where it rebuilds, identified."""
+    """What an attack reaches in the worst round: the share ranked first or, where it rebuilds, identified.
+
+    Nothing, where ``replay`` could not afford a reply: the ranking is that of ``identify`` then.
+    """
     rows = [] if row is None else [one for one in row["rows"] if one["attack"].partition(":")[0] == attack]
+    rows = [one for one in rows if "nothing was run" not in one["strategy"]]
     reached = [one["identified"] if one["ranked_first"] is None else one["ranked_first"] for one in rows]
     return f"{max(reached):.0%}" if reached else "-"
 

@@ -85,9 +85,14 @@ def test_a_box_that_sends_nothing_tells_nothing() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["signs", "steps", "holes"])
-def test_members_of_batches_are_recognised(kind: str) -> None:
-    assert recognised(seen(Box(kind=kind), batch_size=4)) >= 0.75
+@pytest.mark.parametrize(("kind", "least"), [("signs", 0.95), ("steps", 0.95), ("holes", 0.5)])
+def test_members_of_batches_are_recognised(kind: str, least: float) -> None:
+    """Ten batches of four; chance is one member of ten.
+
+    Sets are found whole or hardly at all, so that two batches, with which this test began, say little of random holes:
+    28 members of 40 are found (give or take 4), and 4 of the first 8. Of signs and steps all are.
+    """
+    assert recognised(seen(Box(kind=kind), images=40, batch_size=4)) >= least
 
 
 def test_several_local_steps_are_replayed_too() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import threading
 import weakref
@@ -91,8 +90,7 @@ def test_instances_hold_their_options_and_nothing_that_changes(name: str) -> Non
     gradient, step = step_on("lenet", examples=2)
     defense = DEFENSES.build(QUICK.get(name, name))
     before = dict(vars(defense))
-    fields = dataclasses.fields(defense) if dataclasses.is_dataclass(defense) else ()
-    follows = {own.name for own in fields if not own.init}
+    follows = {name for name, own in getattr(defense, "__dataclass_fields__", {}).items() if not own.init}
     assert before.keys() - follows <= DEFENSES.options(name).keys()
     if not defense.reshapes:
         defense.for_round(step).on_gradient(gradient, step)
