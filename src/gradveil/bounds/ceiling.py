@@ -305,6 +305,6 @@ def best_psnr(sigma: float, steps: int = 1) -> float | None:
     >>> round(best_psnr(2.0), 1), best_psnr(0.1)
     (8.4, None)
     """
-    exponent = 4 * steps / sigma**2
+    exponent = max(4 * steps / max(sigma, 1e-100) / max(sigma, 1e-100), 1e-300)  # larger says less, and is finite
     least = 10 * math.log10(4 * math.expm1(exponent)) if exponent < _SAYS_NOTHING else math.inf
     return least if least < FINEST else None

@@ -572,6 +572,9 @@ class Guard:
             refuse(
                 f"the loss has a factor of {scale:.6g}, which would scale the noise: change the learning rate instead"
             )
+        plain = all(type(one) is torch.optim.SGD and not one.param_groups[0]["momentum"] for one in self._states)
+        if self._defense.summed and not plain:
+            refuse("this defense is proved for a sum of replies, each a step of SGD without momentum: use that")
         rate, expected = self._draws.check(count)
         live = {name: p.detach() for name, p in self._params.items()}
         step = Step(

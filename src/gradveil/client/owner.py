@@ -115,6 +115,8 @@ class Client:
         images, known = as_pictures(images), threat_model(threat)
         if not isinstance(images, Tensor) or images.dim() != 4 or not len(images) or labels.shape != images.shape[:1]:
             raise GradveilError("client.observe takes images [n, C, H, W] and as many labels: attacks rebuild images")
+        if self._defense.summed:
+            raise GradveilError("client.observe shows a reply alone, and this defense is proved for a sum of them only")
         rate = float(self._optimizer.param_groups[0].get("lr", 0.1))
         late = self._defense.changes_updates
         recipe = Recipe(sends="delta", lr=rate, train_mode=True) if late else Recipe(train_mode=True)

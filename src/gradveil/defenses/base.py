@@ -157,6 +157,11 @@ class Defense:
         return type(self).on_update is not Defense.on_update
 
     @property
+    def summed(self) -> bool:
+        """Whether its proof is about a sum of replies, and none is about one that is seen alone, or changed before."""
+        return False
+
+    @property
     def recomputes_gradient(self) -> bool:
         """Whether ``on_gradient`` begins with the private examples, whatever became of their gradient before it."""
         return False
@@ -305,6 +310,12 @@ class Chain(Defense):
                 )
             if earlier.delta is not None and later.delta is not None:
                 raise GradveilError(f"{names[0]} and {names[1]} both count an epsilon: use one of them")
+            for one, other in ((earlier, later), (later, earlier)):
+                if one.summed and (_changes_gradients(other) or other.changes_updates):
+                    raise GradveilError(
+                        f"{type(other).__name__} changes a reply before the sum that {type(one).__name__} is proved "
+                        "for: use one of them, or no cohort"
+                    )
             if earlier.has_guarantee and not needs_only_tensors(later) and _changes_gradients(later):
                 raise GradveilError(
                     f"{names[1]} looks at the private examples again, so that the guarantee of {names[0]} would not "
@@ -314,6 +325,10 @@ class Chain(Defense):
     @property
     def spec(self) -> str:
         return "+".join(link.spec for link in self.links) if type(self) is Chain else DEFENSES.spec(self)
+
+    @property
+    def summed(self) -> bool:
+        return any(link.summed for link in self.links)
 
     @property
     def changes_updates(self) -> bool:

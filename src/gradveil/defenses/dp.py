@@ -50,7 +50,7 @@ class DP(Defense):
             check_delta(self.delta)
             check_rate(1.0 if self.sample_rate is None else self.sample_rate)
         except GradveilError as error:
-            raise GradveilError(f"defense dp: {error}") from None
+            raise GradveilError(f"defense {self.name}: {error}") from None
 
     @property
     def recomputes_gradient(self) -> bool:

@@ -11,14 +11,16 @@ import math
 from dataclasses import dataclass, field
 
 from gradveil.core.errors import GradveilError
-from gradveil.defenses.accounting import guarantee
-from gradveil.defenses.base import DEFENSES
+from gradveil.defenses.accounting import MOST_STEPS, Ledger, guarantee
+from gradveil.defenses.base import DEFENSES, Step
 from gradveil.defenses.dp import DP
 
 LOUD = 10.0
 """Noise of a client's own reply that is so many times as long as anything it can hide is worth a warning."""
 USUAL = 0.1
 """The ceiling where nothing is wished for."""
+WEAKEST = 1e6
+"""Of mu and epsilon: who promises more promises nothing."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -63,9 +65,13 @@ class Veil(DP):
         given = [name for name in ("ceiling", "mu", "epsilon") if getattr(self, name) is not None]
         if len(given) > 1:
             raise GradveilError(f"defense veil: {given[0]} and {given[1]} are two promises: give one of them")
-        self._require(type(self.rounds) is int and self.rounds >= 1, "rounds", "a whole number of at least 1")
-        self._require(type(self.cohort) is int and self.cohort >= 1, "cohort", "a whole number of at least 1")
-        self._require(type(self.lineup) is int and self.lineup >= 2, "lineup", "a whole number of at least 2")
+        for name, least in (("rounds", 1), ("cohort", 1), ("lineup", 2)):
+            whole = type(getattr(self, name)) is int and least <= getattr(self, name) <= MOST_STEPS
+            self._require(whole, name, f"a whole number of at least {least} and at most {MOST_STEPS}")
+        for name in given:
+            wish = getattr(self, name)
+            number = isinstance(wish, int | float) and not isinstance(wish, bool) and 0 < wish <= WEAKEST
+            self._require(number, name, f"a number above 0 and at most {WEAKEST:g}")
         sigma = math.sqrt(self.rounds) / self.strength / math.sqrt(self.cohort)
         object.__setattr__(self, "sigma", sigma)
         object.__setattr__(self, "steps", self.rounds)
@@ -75,20 +81,33 @@ class Veil(DP):
     def strength(self) -> float:
         """The mu of all rounds together: how many deviations of the noise one example can move what is sent."""
         if self.mu is not None:
-            self._require(0 < self.mu < math.inf, "mu", "above 0")
             return self.mu
         if self.epsilon is not None:
-            self._require(0 < self.epsilon < math.inf, "epsilon", "above 0")
             return _strength_at(self.epsilon, self.delta)
         from scipy.special import ndtri
 
         wish = USUAL if self.ceiling is None else self.ceiling
         self._require(1 / self.lineup < wish < 1, "ceiling", f"above 1 in {self.lineup} and below 1")
-        return float(ndtri(wish) - ndtri(1 / self.lineup)) * (1 - 1e-9)
+        found = float(ndtri(wish) - ndtri(1 / self.lineup)) * (1 - 1e-9)
+        self._require(found > 0, "ceiling", f"further above 1 in {self.lineup}")
+        return found
 
     @property
     def counted(self) -> float:
         return self.sigma * math.sqrt(self.cohort)
+
+    @property
+    def summed(self) -> bool:
+        return self.cohort > 1
+
+    def enter(self, step: Step, steps: int, *also: Ledger) -> None:
+        # A second step starts where the first one led, which a client's own share of the noise does not hide.
+        if self.summed and step.number > 1:
+            raise GradveilError(
+                "defense veil: with a cohort a reply is one step, for no more is proved of a sum: use fedsgd, or one "
+                "local epoch in one batch"
+            )
+        super().enter(step, steps, *also)
 
     def caution(self, numbers: int, examples: float) -> str | None:
         loud = self.sigma * math.sqrt(numbers) / max(examples, 1)

@@ -95,6 +95,8 @@ class Training(Fields):
             raise GradveilError(f"{self.per_round} clients per round are more than the {self.clients} there are")
         if self.algorithm == "fedsgd" and (self.epochs > 1 or self.momentum or self.weight_decay):
             raise GradveilError("fedsgd has no local steps for epochs, momentum or weight_decay: see server_momentum")
+        if self.average_from is not None and self.average_from > self.rounds:
+            raise GradveilError(f"average_from={self.average_from} is after the last of {self.rounds} rounds")
         _ = self.recipe  # checks the learning rate and its like
         return self
 

@@ -24,7 +24,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, scaled
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
-from gradveil.defenses import DEFENSES, Defense, Log, links_of
+from gradveil.defenses import DEFENSES, Censor, Defense, Log, Veil, links_of
 from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.engine import Runner
 from gradveil.federated.case import Training
@@ -153,6 +153,10 @@ class Federation:
         self.module = self.defense.on_model(model).to(case.device)
         self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
         self.state = State(trained_parameters(self.module), running_statistics(self.module))
+        self._summed = max((link.cohort for link in links_of(self.defense) if isinstance(link, Veil)), default=1)
+        if self._summed > (case.per_round or case.clients):
+            each = case.per_round or case.clients
+            raise GradveilError(f"cohort={self._summed} is more than the {each} clients of a round, who add less noise")
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
         self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)
@@ -190,6 +194,12 @@ class Federation:
         if not replies:
             client, reason = next(iter(dropped.items()))
             raise GradveilError(f"round {number}: no reply could be used; client {client}: {reason}")
+        if len(replies) < self._summed:
+            client, reason = next(iter(dropped.items()))
+            raise GradveilError(
+                f"round {number}: {len(replies)} replies have less noise than the cohort of {self._summed} promises, "
+                f"and are not summed; client {client}: {reason}"
+            )
         weights = [reply.examples for reply in replies]
         change = average([as_delta(reply.update, self.case.recipe) for reply in replies], weights)
         buffers = average([reply.buffers for reply in replies], weights)
@@ -253,12 +263,8 @@ class Federation:
         return evaluate(model, self.state.mean or self.state.params, data, self._features(data))
 
     def _features(self, data: ImageSet) -> Tensor | None:
-        """What a model on public features sees of a data set, computed once; None for other models.
-
-        Neither where a defense changes the pictures first.
-        """
-        changes = any(type(link).on_inputs is not Defense.on_inputs for link in links_of(self.defense))
-        if not isinstance(self.module, PublicFeatures) or changes:
+        """What a model on public features sees of a data set, computed once; None for other models."""
+        if not isinstance(self.module, PublicFeatures):
             return None
         if id(data) not in self._encoded:
             self._encoded[id(data)] = data, encoded(self.module, data)
@@ -293,7 +299,9 @@ class Federation:
         """
         if batch is None:
             batch, index = self.examples(client, number)
-            seen = self._features(self.train)
+            # A defense that changes or makes pictures, or looks at slopes in them, must get pictures.
+            blind = all(link.several_inputs or type(link) in (Defense, Censor) for link in links_of(self.defense))
+            seen = self._features(self.train) if blind else None
             batch = batch if seen is None else Batch(seen[index.to(seen.device)], batch.labels)
         rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
         return self._client.start(

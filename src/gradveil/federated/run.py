@@ -212,7 +212,8 @@ def _resumed(federation: Federation, folder: Path) -> list[RoundRecord]:
         )
     )
     shapes, expected = ({name: tensor.shape for name, tensor in tree.items()} for tree in (params, started.params))
-    if shapes != expected or type(number) is not int or not 0 < number <= min(len(rows), federation.case.rounds):
+    odd = [tree for tree in (velocity, mean) if tree and {n: t.shape for n, t in tree.items()} != expected]
+    if odd or shapes != expected or type(number) is not int or not 0 < number <= min(len(rows), federation.case.rounds):
         raise BadFileError(f"{path} does not fit {RESULT} beside it: train anew into another --out")
     federation.state = State(params, buffers, velocity, mean)
     if federation.defense.delta is not None:  # without what was spent before, epsilon would be too small

@@ -6,6 +6,7 @@ private data is in them, and clients neither train nor send them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 
@@ -105,15 +106,19 @@ def encoded(model: PublicFeatures, data: ImageSet, *, progress: Progress = SILEN
 
     They say as much as the pictures: those of larger sets are kept in files that only their owner can read.
     """
-    device, seen = model.mean.device, hashlib.sha256(model.key.encode())
+    device, seen = model.mean.device, hashlib.sha256(f"{model.key} {len(data)} {tuple(data.shape)}".encode())
+    for part in (model.mean, model.directions) if len(data) >= KEPT_FROM else ():
+        seen.update(part.cpu().numpy().tobytes())
     starts = range(0, len(data), AT_ONCE)
     for start in starts if len(data) >= KEPT_FROM else ():
         seen.update(data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs.cpu().numpy().tobytes())
     path = cache_folder() / "private" / f"features-{seen.hexdigest()[:24]}.safetensors"
-    if len(data) >= KEPT_FROM and path.exists():
-        kept = read_tensors(path, _KIND)[0].get("features")
-        if kept is not None and kept.shape == (len(data), model.head.in_features):
-            return kept.to(device)
+    if len(data) >= KEPT_FROM:
+        with contextlib.suppress(GradveilError, OSError):  # none yet, or damaged: computed anew
+            kept = read_tensors(path, _KIND)[0].get("features", model.mean)
+            fits = kept.shape == (len(data), model.head.in_features) and kept.dtype == model.mean.dtype
+            if fits and bool(((kept.norm(dim=1) - 1).abs() < 1e-3).all()):
+                return kept.to(device)
     with progress.task("public features", len(data)) as task:
         parts = []
         for start in starts:
@@ -122,7 +127,8 @@ def encoded(model: PublicFeatures, data: ImageSet, *, progress: Progress = SILEN
             task.advance(len(batch))
     features = torch.cat(parts)
     if len(data) >= KEPT_FROM:
-        write_tensors(path, _KIND, {"features": features}, {})
+        with contextlib.suppress(GradveilError, OSError):  # where nothing can be kept they are computed again
+            write_tensors(path, _KIND, {"features": features}, {})
     return features
 
 
