@@ -91,8 +91,8 @@ def test_instances_hold_their_options_and_nothing_that_changes(name: str) -> Non
     gradient, step = step_on("lenet", examples=2)
     defense = DEFENSES.build(QUICK.get(name, name))
     before = dict(vars(defense))
-    fields = dataclasses.fields(defense) if dataclasses.is_dataclass(defense) else ()
-    follows = {own.name for own in fields if not own.init}
+    fields: dict[str, dataclasses.Field[object]] = getattr(type(defense), "__dataclass_fields__", {})
+    follows = {option for option, own in fields.items() if not own.init}
     assert before.keys() - follows <= DEFENSES.options(name).keys()
     if not defense.reshapes:
         defense.for_round(step).on_gradient(gradient, step)
