@@ -572,7 +572,8 @@ class Guard:
             refuse(
                 f"the loss has a factor of {scale:.6g}, which would scale the noise: change the learning rate instead"
             )
-        plain = all(type(one) is torch.optim.SGD and not one.param_groups[0]["momentum"] for one in self._states)
+        groups = [(type(one), group) for one in self._states for group in one.param_groups]
+        plain = all(kind is torch.optim.SGD and not group["momentum"] for kind, group in groups)
         if self._defense.summed and not plain:
             refuse("this defense is proved for a sum of replies, each a step of SGD without momentum: use that")
         rate, expected = self._draws.check(count)
