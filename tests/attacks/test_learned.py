@@ -205,7 +205,11 @@ def test_many_replies_at_once_are_those_of_single_clients(defense: Defense, size
         batch = PRIVATE.batch(range(place * size, (place + 1) * size))
         alone = client.reply(one.sent, batch, Stream.seeded(0, "learned", 5 + place)).update
         for name, tensor in alone.items():
-            torch.testing.assert_close(together[name][place], tensor, rtol=1e-3, atol=2e-5 + 1e-3 * float(tensor.std()))
+            away, near = (together[name][place] - tensor).abs(), 2e-5 + 1e-3 * (tensor.abs() + tensor.std())
+            if isinstance(defense, LowDecimals):  # an entry on the edge between two steps of its grid falls to either
+                assert (away > near).double().mean() < 0.002
+                near = near + defense.grid
+            assert bool((away <= near).all()), name
 
 
 def test_the_memory_of_a_defense_is_neither_used_nor_changed() -> None:
