@@ -12,6 +12,8 @@ from gradveil.core.errors import UnknownNameError
 EXPECTED = {
     "cifar-resnet18",
     "cifar10",
+    "efficientnet-lite0",
+    "efficientnet-lite2",
     "fashion-mnist",
     "lpips",
     "mnist",

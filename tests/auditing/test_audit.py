@@ -292,7 +292,7 @@ def test_scoring_again_fills_in_what_was_missing(tmp_path: Path, monkeypatch: py
         ({"threat": "A"}, "no attack of the standard suite can run on lenet:init=wide under threat A"),
         ({"training": ["nowhere"]}, "nowhere holds no training"),
         ({"recipe": {"lr": -1}}, "lr is a number"),
-        ({"model": "lenet:init=huge"}, "one of default, wide"),
+        ({"model": "lenet:init=huge"}, "one of default, he, wide"),
         ({"budget": "endless"}, "budget: input should be"),
     ],
 )

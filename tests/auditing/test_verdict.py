@@ -95,8 +95,9 @@ def test_a_defense_that_does_nothing_gets_the_worst_grade(audited: Path) -> None
 
 def test_a_defense_that_sends_nothing_is_private_and_useless(audited: Path) -> None:
     raw, zeros = saved(audited)["verdicts"]
-    assert (zeros["grade"], zeros["cost"]["grade"]) == ("C", "F"), "60 images allow an A, but nobody attacked it"
-    assert {"no counter-move", "no candidates"} <= set(zeros["flags"])
+    assert (zeros["grade"], zeros["cost"]["grade"]) == ("C", "F"), "60 images allow an A, but no candidates were tried"
+    assert "no candidates" in zeros["flags"]
+    assert "no counter-move" not in zeros["flags"]
     assert zeros["sentence"].endswith("No attack held a list of candidates.")
     assert zeros["cost"]["accuracy_lost"] > 0.12 > raw["cost"]["accuracy_lost"]
     assert "diverged" in zeros["flags"]
@@ -322,7 +323,7 @@ def test_only_a_good_grade_holds(grade: str, share: float, low: float, alone: fl
     assert judged(verdict(share, low, alone, grade=grade)).outcome == outcome
 
 
-@pytest.mark.parametrize(("size", "grades"), [(1, "C"), (4, "CD"), (8, "DF")])
+@pytest.mark.parametrize(("size", "grades"), [(1, "AB"), (4, "CD"), (8, "DF")])
 def test_zeros_get_the_grade_that_their_number_allows(
     size: int, grades: str, extremes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,8 +337,8 @@ def test_zeros_get_the_grade_that_their_number_allows(
     assert verdict.grade is not None
     assert verdict.grade in grades
     assert verdict.above_chance is False
-    assert verdict.flags[-1] == "no counter-move"
+    assert "no counter-move" not in verdict.flags, "every candidate gets the same reply"
     assert verdict.recognised is not None
     assert verdict.recognised.above_chance is False
     assert verdict.ceiling is not None
-    assert "nothing bounds" in verdict.ceiling.why
+    assert verdict.ceiling.constant

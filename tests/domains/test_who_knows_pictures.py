@@ -28,6 +28,7 @@ OF_A_DEFENSE = re.compile(r"\b(channels_of|channels)\b")
 KNOWN = {
     "attacks/against/ats.py": "undoes image operations",
     "attacks/generative.py": "which shipped generator draws which shape",
+    "attacks/parts/matching.py": "shifts pictures onto each other",
     "attacks/parts/right_angle_labels.py": "smooth pictures as a prior",
     "attacks/parts/right_angles.py": "smooth pictures as a prior",
     "client/local.py": "a docstring",

@@ -226,7 +226,7 @@ def test_the_keys_on_the_page_and_in_the_example_are_the_real_ones() -> None:
     assert keys_below("### What the server reads") == set(OF_THE_SERVER)
     assert keys_below("### What only a node decides") == NODE_KEYS - RUN_MAY_SET.keys() | {"defense"}
     own = {name.replace("_", "-") for name in Settings.model_fields} - {"training"}
-    training = {name.replace("_", "-") for name in Training.model_fields} - {"side-by-side"}
+    training = {name.replace("_", "-") for name in Training.model_fields} - {"side-by-side", "average-from"}
     assert set(RUN_MAY_SET) | OF_THE_SERVER == own | training - (NODE_KEYS - RUN_MAY_SET.keys()) | {
         "data", "test", "seed"
     }  # fmt: skip
