@@ -63,8 +63,6 @@ class Settings(Fields):
         if name not in STRATEGIES:
             raise GradveilError(f"no strategy here is called {name!r}; there are: {', '.join(STRATEGIES)}")
         stepping = {"server_learning_rate": case.server_lr, "server_momentum": case.server_momentum}
-        if case.average_from is not None:
-            raise GradveilError("average_from is for gradveil train: on Flower the last model is evaluated")
         if name != "FedAvgM" and (case.server_lr != 1 or case.server_momentum):
             raise GradveilError(f"{name} takes neither server-lr nor server-momentum: use strategy FedAvgM")
         each_round = case.per_round or case.clients
