@@ -20,7 +20,7 @@ CHAINS = ["dcs2:iterations=2+noise:sigma=0.01", "clip:bound=1+noise:sigma=0.1", 
 SPECS = [QUICK.get(name, name) for name in DEFENSES] + CHAINS
 SMALL = ["lenet", "convnet:width=8", "mlp", "vit:depth=1,dim=48"]
 LARGE = ["resnet18", "vgg11", "resnet50"]
-REFUSED = {"dp": ("convnet", "resnet", "vgg")}
+REFUSED = dict.fromkeys(("dp", "veil"), ("convnet", "resnet", "vgg"))
 """Models that a defense does not fit: batch norm mixes the examples that DP-SGD must keep apart."""
 
 

@@ -308,7 +308,8 @@ class Replay(Attack):
         scores, way = box.likelihoods(replies, some, draws) if random else (box.distances(replies, some), "distance")
         strategy = f"replayed, compared by {way}"
         if len(some) < count:
-            strategy = f"replayed {len(some)} of {count} candidates, {draws} draws each, compared by {way}"
+            times = "once each" if draws == 1 else f"{draws} draws each"
+            strategy = f"replayed {len(some)} of {count} candidates, {times}, compared by {way}"
         if scores.shape[1] == count:
             return scores, strategy
         if len(some) < 2 * len(seen):  # the best for one update would come before the best for another
