@@ -65,19 +65,20 @@ class DP(Defense):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 raise GradveilError(
-                    f"defense {self.name} cannot bound one example in {parameter.dtype} (parameter {name!r}), whose sums "
-                    "lose small parts: keep the model in float32"
+                    f"defense {self.name} cannot bound one example in {parameter.dtype} (parameter {name!r}), whose "
+                    "sums lose small parts: keep the model in float32"
                 )
         for name, layer in model.named_modules():
             if isinstance(layer, _BatchNorm):
                 raise GradveilError(
-                    f"defense {self.name} cannot bound one example's influence through batch norm (layer {name!r}): build the "
-                    "model with batch_norm=false where it has that option, or replace the layer by torch.nn.GroupNorm"
+                    f"defense {self.name} cannot bound one example's influence through batch norm (layer {name!r}): "
+                    "build the model with batch_norm=false where it has that option, or replace the layer by "
+                    "torch.nn.GroupNorm"
                 )
             if isinstance(layer, _NormBase) and layer.track_running_stats:
                 raise GradveilError(
-                    f"defense {self.name} cannot cover the running statistics of layer {name!r}, which are sent as they are: "
-                    "build the layer with track_running_stats=False"
+                    f"defense {self.name} cannot cover the running statistics of layer {name!r}, which are sent as "
+                    "they are: build the layer with track_running_stats=False"
                 )
 
     def for_round(self, start: Step) -> Defense:  # noqa: ARG002
@@ -99,10 +100,14 @@ class DP(Defense):
     def noisy(self, step: Step) -> Params:
         """What the step sends: of an empty batch the noise alone."""
         if step.divisor == 0:
-            raise GradveilError(f"defense {self.name}: a step without examples needs the number that is expected of its draw")
+            raise GradveilError(
+                f"defense {self.name}: a step without examples needs the number that is expected of its draw"
+            )
         mean = clipped_mean(step, self.bound)
         if any(tensor.dtype.itemsize < 4 for tensor in mean.values()):
-            raise GradveilError(f"defense {self.name} cannot bound one example in half precision: keep the model in float32")
+            raise GradveilError(
+                f"defense {self.name} cannot bound one example in half precision: keep the model in float32"
+            )
         return step.rng.noised(mean, self.sigma * self.bound / step.divisor)
 
     def planned(self) -> Guarantee | None:
