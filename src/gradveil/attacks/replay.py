@@ -308,7 +308,7 @@ class Replay(Attack):
         scores, way = box.likelihoods(replies, some, draws) if random else (box.distances(replies, some), "distance")
         strategy = f"replayed, compared by {way}"
         if len(some) < count:
-            times = "once each" if draws == 1 else f"{draws} draws each"
+            times = "1 draw each" if draws == 1 else f"{draws} draws each"
             strategy = f"replayed {len(some)} of {count} candidates, {times}, compared by {way}"
         if scores.shape[1] == count:
             return scores, strategy
