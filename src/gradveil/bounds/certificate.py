@@ -89,7 +89,7 @@ def certificate(defense: Defense, spent: Ledger) -> Certificate:
     epsilon = whole.guarantee(link.delta).epsilon
     assumes = [
         "one example is one person's: who has several of them is covered less",
-        f"noise of {link.sigma:.4g} times what one example can change, drawn anew in each step and not to predict",
+        f"noise of {link.sigma:.4g} times what one example can change is drawn anew each step; nobody can predict it",
         "the model mixes no examples and sends nothing beside its update but their number",
         "before the replies each candidate of a line-up is as likely as any other",
         "the same examples have no part in another training, nor at another client",

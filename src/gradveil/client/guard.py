@@ -587,10 +587,10 @@ class Guard:
         )  # fmt: skip
         given = self._gradients if scale == 1 else {name: g / scale for name, g in self._gradients.items()}
         self._prepared = self._prepared or self._defense.for_round(replace(step, number=0))
+        word = None if self._ever else self._defense.caution(sum(own.numel() for own in given.values()), step.divisor)
+        if word is not None:
+            warnings.warn(word, stacklevel=2)
         with self._mirror.again() if self._starts_over else nullcontext():
-            word = self._defense.caution(sum(own.numel() for own in given.values()), step.divisor)
-            if word is not None and not self._ever:
-                warnings.warn(word, stacklevel=2)
             hidden = defended_step(self._prepared, given, step)
         self._compare("the defense")
         sent = detached(hidden if scale == 1 else scaled(hidden, scale))

@@ -16,7 +16,7 @@ from gradveil.defenses.base import DEFENSES, Step
 from gradveil.defenses.dp import DP
 
 LOUD = 10.0
-"""Noise of a client's own reply that is so many times as long as anything it can hide is worth a warning."""
+"""A client is warned if the noise of its reply is more than this many times as long as anything it can hide."""
 USUAL = 0.1
 """The ceiling where nothing is wished for."""
 WEAKEST = 1e6

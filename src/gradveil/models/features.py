@@ -29,7 +29,7 @@ PUBLIC = ("photos-64", "open-images:size=120")
 MOST_DIRECTIONS = 1024
 AT_ONCE = 64
 KEPT_FROM = 256
-"""PublicFeatures of data sets of so many examples are kept for the next time."""
+"""Features of data sets of at least this many examples are kept for the next time."""
 FEW = 128
 """Photographs that are enough for a mean; directions take all of them."""
 _KIND = "public features"
@@ -158,7 +158,7 @@ def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress:
 
 @torch.no_grad()
 def _public(names: tuple[str, ...], count: int | None, progress: Progress) -> Iterator[Tensor]:
-    """What networks see in so many public photographs, or in all."""
+    """What networks see in the first ``count`` public photographs, or in all."""
     photographs = [load(spec, progress=progress) for spec in PUBLIC]
     each = [data.subset(range(len(data))[: count and count // len(photographs)]) for data in photographs]
     with progress.task("features of public photographs, once", sum(map(len, each))) as task:

@@ -20,7 +20,7 @@ Values = dict[Line, tuple[float | None, ...]]
 """By line, our figure for each column; None where there is none."""
 
 FARTHEST = 3
-"""So many lines are named as farthest from the paper."""
+"""How many lines are named as farthest from the paper."""
 HELD = (
     Column("identified", "identified"),
     Column("labels right", "label_accuracy"),

@@ -27,7 +27,7 @@ GENERATIVE = ("ggl", "gias", "gifd")
 LineResults = tuple[list[Json], str]
 """The results of a line, one for each seed, or none and why."""
 PAPERS = "C"
-"""The threat model of the papers: who knows the recipe and the defense, and holds no candidates."""
+"""The threat model of the papers: the attacker knows the recipe and the defense, and holds no candidates."""
 
 
 @dataclass(frozen=True)
