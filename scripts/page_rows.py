@@ -1,0 +1,61 @@
+"""Audits behind the tables of pages; one JSON object a row. What to run is in docs/results/pages/studies.yaml.
+
+    python scripts/page_rows.py informed aware --device cuda --out docs/results/pages
+
+`scripts/figures.py` sets the tables from these rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from gradveil.auditing import make_case
+from gradveil.auditing.run import run_case
+
+STUDIES = Path(__file__).parents[1] / "docs" / "results" / "pages" / "studies.yaml"
+USUAL = {"data": "cifar10-samples", "model": "lenet:init=wide", "unfit": "leave out"}
+KEPT = ("defense", "attack", "prior_of", "threat", "images", "gallery", "psnr", "identified", "ranked_first",
+        "label_accuracy", "seconds")  # fmt: skip
+
+
+def rows(name: str, fields: dict[str, Any], device: str) -> list[dict[str, Any]]:
+    """What the audit of a study found, flat, with each image's PSNR and whether it was picked out of the list."""
+    with tempfile.TemporaryDirectory() as folder:
+        audit = run_case(make_case({**USUAL, **fields, "device": device}), Path(folder) / name)
+    said = {key: fields.get(key) for key in ("model", "batch_size", "recipe") if key in fields}
+    flat = []
+    for row in audit.model_dump(mode="json")["rows"]:
+        each = row["per_image"]
+        hits = sum(one["identified"] for one in each)
+        flat.append({
+            "study": name, **said, **{key: row[key] for key in KEPT}, "hits": hits,
+            "first": None if row["ranked_first"] is None else round(row["ranked_first"] * row["images"]),
+            "psnrs": [round(one["psnr"], 2) for one in each],
+            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        })  # fmt: skip
+    return flat
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    studies = yaml.safe_load(STUDIES.read_text())
+    parser.add_argument("names", nargs="+", choices=sorted(studies))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
+    options = parser.parse_args()
+    for name in options.names:
+        found = rows(name, studies[name], options.device)
+        text = "".join(json.dumps(row) + "\n" for row in found)
+        (options.out / f"{name}.jsonl").write_text(text)
+        print(f"{name}: {len(found)} rows", flush=True)
+
+
+if __name__ == "__main__":
+    main()
