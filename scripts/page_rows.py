@@ -21,8 +21,8 @@ from gradveil.auditing.run import run_case
 
 STUDIES = Path(__file__).parents[1] / "docs" / "results" / "pages" / "studies.yaml"
 USUAL = {"data": "cifar10-samples", "model": "lenet:init=wide", "unfit": "leave out"}
-KEPT = ("defense", "attack", "prior_of", "threat", "images", "gallery", "psnr", "identified", "ranked_first",
-        "label_accuracy", "seconds")  # fmt: skip
+KEPT = ("defense", "attack", "prior_of", "round", "threat", "images", "gallery", "psnr", "identified", "identified_by",
+        "ranked_first", "label_accuracy", "seconds")  # fmt: skip
 
 
 def rows(name: str, fields: dict[str, Any], device: str) -> list[dict[str, Any]]:
