@@ -1,4 +1,4 @@
-"""Audits behind the tables of pages; one JSON object a row. What to run is in docs/results/pages/studies.yaml.
+"""Audits and trainings behind the tables of pages; one JSON object a row. What to run is in docs/results/pages/studies.yaml.
 
     python scripts/page_rows.py informed aware --device cuda --out docs/results/pages
 
@@ -18,6 +18,8 @@ import yaml
 
 from gradveil.auditing import make_case
 from gradveil.auditing.run import run_case
+from gradveil.federated import Training
+from gradveil.federated.run import run_training
 
 STUDIES = Path(__file__).parents[1] / "docs" / "results" / "pages" / "studies.yaml"
 USUAL = {"data": "cifar10-samples", "model": "lenet:init=wide", "unfit": "leave out"}
@@ -43,6 +45,22 @@ def rows(name: str, fields: dict[str, Any], device: str) -> list[dict[str, Any]]
     return flat
 
 
+def trained(name: str, fields: dict[str, Any], device: str) -> list[dict[str, Any]]:
+    """Accuracy after every round, and what the defense logged in the last, for each defense of a study."""
+    flat = []
+    for defense in fields["defenses"]:
+        case = Training(**{**fields["train"], "defense": defense, "device": device, "evaluate_every": 1})
+        with tempfile.TemporaryDirectory() as folder:
+            rounds = run_training(case, Path(folder) / name)["rows"]
+        flat.append({
+            "study": name, **fields["train"], "defense": defense, "last": rounds[-1]["accuracy"],
+            "first": rounds[0]["accuracy"], "accuracies": [one["accuracy"] for one in rounds],
+            "logged": rounds[-1]["log"], "seconds": round(sum(one["seconds"] for one in rounds), 1),
+        })  # fmt: skip
+        print(json.dumps(flat[-1]), flush=True)
+    return flat
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     studies = yaml.safe_load(STUDIES.read_text())
@@ -51,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
     options = parser.parse_args()
     for name in options.names:
-        found = rows(name, studies[name], options.device)
+        found = (trained if "train" in studies[name] else rows)(name, studies[name], options.device)
         text = "".join(json.dumps(row) + "\n" for row in found)
         (options.out / f"{name}.jsonl").write_text(text)
         print(f"{name}: {len(found)} rows", flush=True)
