@@ -1,4 +1,4 @@
-"""Audits and trainings behind the tables of pages; one JSON object a row. What to run is in docs/results/pages/studies.yaml.
+"""Audits and trainings behind the tables of pages; one JSON object a row. Studies: docs/results/pages/studies.yaml.
 
     python scripts/page_rows.py informed aware --device cuda --out docs/results/pages
 
