@@ -32,7 +32,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
-TABLE = re.compile(r"<!-- figures\n(.*?)-->\n+((?:\|.*\n)+)", re.DOTALL)
+TABLE = re.compile(r"<!-- figures\n(.*?)-->\n+((?:\|[^\n]*\n)+)", re.DOTALL)
 
 
 @cache
