@@ -67,11 +67,11 @@ def agrees(figure: str, value: float) -> bool:
     return abs(float(figure) - value) <= 0.51 * 10.0**-digits
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     pages = sorted([*RESULTS.glob("paper/*.md"), *RESULTS.glob("small/*.md")])
     every = [(page, *one) for page in pages for one in figures(page)]
     some = random.Random(options.seed).sample(every, min(options.count, len(every)))
