@@ -2,9 +2,9 @@
 
     python scripts/recompute.py --count 100 --seed 1
 
-A page of ``docs/results/paper`` or ``small`` has tables whose columns read ``PSNR: paper / text / release``. Each of our
-figures in them is looked for in the packed results: the mean over the images of the case whose title is that line, or,
-where two lines share a case, of any case.
+A page of ``docs/results/paper`` or ``small`` has tables whose columns read ``PSNR: paper / text / release``. Each of
+our figures is looked for in the packed results: the mean over the images of the case whose title is that line, or, where
+two lines share a case, of any case.
 """
 
 from __future__ import annotations
