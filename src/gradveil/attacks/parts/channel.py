@@ -59,6 +59,8 @@ class RightAngle(NamedTuple):
     """False: nothing was taken out, and only the norms are the gradient's."""
     plain: bool = False
     """The gradient itself may have been sent."""
+    told_apart: bool = False
+    """A gradient that was sent is known from its last layer, as what is sent instead of it has another."""
 
     @property
     def exact(self) -> bool:
