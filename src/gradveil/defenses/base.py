@@ -466,6 +466,8 @@ class DefenseRegistry(Registry[Defense]):
         name = "none" if own is Defense else vars(own).get("name", f"{own.__module__}:{own.__qualname__}")
         if name not in self or own.__module__ == "__main__":
             raise GradveilError(f"{type(defense).__name__} has no name to write: register it in DEFENSES")
+        if changed := next((key for key in vars(defense) if callable(getattr(own, key, None))), None):
+            raise GradveilError(f"{changed} of this {own.__name__} was changed after it was made: make a class of it")
         said = {}
         for option, parameter in self.options(name).items():
             value = getattr(defense, option)
