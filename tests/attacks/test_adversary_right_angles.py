@@ -26,7 +26,8 @@ from gradveil.client import SimulatedClient
 from gradveil.core.streams import Stream
 from gradveil.core.types import Batch, Recipe
 from gradveil.data import load
-from gradveil.defenses import DEFENSES, Censor
+from gradveil.defenses import DEFENSES, Censor, PublicData
+from gradveil.metrics import ranks
 from gradveil.models import Functional
 from gradveil.threat import Observation, observe, threat_model
 
@@ -202,6 +203,26 @@ def test_where_nobody_can_tell_the_bare_gradient_nothing_is_solved() -> None:
     assert counter_for(seen) is None
     own = replied(small(), defense="censor:trials=1,rounds=9", count=1)
     assert counter_for(replace(own, loss=lambda outputs, _: outputs.square().sum())) is None
+
+
+@pytest.mark.parametrize(("options", "tells"), [("norms=public", True), ("norms=public,trials=1", False)])
+def test_the_best_of_several_draws_goes_down_the_gradient(options: str, tells: bool) -> None:
+    """Without a projection and with norms of others, one draw says nothing, and the best of twenty says something."""
+    spec, images = f"censor:{options},projection=none", range(24)
+    module = models.build("lenet:init=wide", SAMPLES.domain, seed=0)
+    sent, public = models.trained_parameters(module), PublicData(SAMPLES.batch(images).inputs)
+    client = SimulatedClient(module, recipe=FEDSGD, defense=DEFENSES.build(spec), public=public)
+    replies = [client.reply(sent, SAMPLES.batch([i]), Stream.seeded(0, "defense", i)).update for i in images]
+    seen = [
+        observe(
+            module=module, model="lenet:init=wide", domain=SAMPLES.domain, sent=sent, reply=reply, recipe=FEDSGD,
+            defense=spec, threat=threat_model("D"), batch=SAMPLES.batch([i]), candidates=SAMPLES,
+        )
+        for i, reply in enumerate(replies)
+    ]  # fmt: skip
+    scores = torch.stack([one.scores for one in ATTACKS.build("identify")(seen) if one.scores is not None])
+    place = ranks(scores, torch.arange(len(images))).float().mean()
+    assert place < 32 if tells else place == 50.5
 
 
 def tensors(thing: object, known: set[int]) -> Iterator[Tensor]:

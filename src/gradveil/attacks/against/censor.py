@@ -89,6 +89,7 @@ def right_angle(defense: Censor) -> RightAngle:
         spread={"preserve": 0.0, "random": defense.spread, "public": None}[defense.norms],
         released=defense.projection == "released",
         projected=defense.projection != "none",
+        trials=defense.trials,
         plain=defense.fallback == "original" or defense.rounds is not None,
         told_apart=defense.source == "normal",
     )
