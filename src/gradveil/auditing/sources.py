@@ -50,8 +50,9 @@ from gradveil.threat import Knowledge, Observation, observe, threat_model
 TOLD = frozenset({Knowledge.LABELS, Knowledge.STATISTICS})
 """What an adversary may be told of the private examples themselves: no noise covers it."""
 CONSTANT = (
-    "the same was sent for every example of the line-up, whatever the round and the size of the gradient, so that "
-    "nothing tells them apart; what is sent about another model may differ"
+    "the same was sent for every example of the line-up, in all rounds that were tried, whatever the size of the "
+    "gradient, for this model and for three others, so that nothing tells them apart; what is sent about further "
+    "models may differ"
 )
 PUBLIC = 1000
 """Examples of the same kind that a server may hold."""

@@ -20,7 +20,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, detached
 from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
-from gradveil.defenses import Defense, Log, PublicData, Step, check_model, defended_step
+from gradveil.defenses import Defense, Log, PublicData, Step, check_model, check_result, defended_step
 from gradveil.engine import Request
 from gradveil.models.functional import Functional
 
@@ -102,7 +102,8 @@ class SimulatedClient:
         results = [run.request().evaluate() for run in runs]
         steps = [run.step(value) for run, (_, value) in zip(runs, results, strict=True)]
         hidden = self.defense.on_gradients([gradient for gradient, _ in results], steps)
-        for run, update in zip(runs, hidden, strict=True):
+        for run, update, (gradient, _) in zip(runs, hidden, results, strict=True):
+            check_result(update, gradient, finite=False)
             run.apply(update)
         return [run.reply() for run in runs]
 
@@ -227,7 +228,9 @@ class ClientRun(LocalRun):
     def _leaving(self) -> Params:
         """The update as it leaves. Raises if it holds NaN or infinity, and names what is to blame."""
         start = self._start
-        update = self._defense.on_update(self.update(), start.rng, start.log)
+        given = self.update()
+        update = self._defense.on_update(given, start.rng, start.log)
+        check_result(update, given, finite=False)
         if all_finite(update):
             return detached(update)
         for name, tensor in (start.params | start.frozen | start.model.buffers).items():

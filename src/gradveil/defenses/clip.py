@@ -42,6 +42,7 @@ class Clip(Transform):
     at: At
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(self.bound > 0, "bound", "above 0")
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
@@ -67,6 +68,7 @@ class ClipExamples(Defense):
     at: At = "step"
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(self.bound > 0, "bound", "above 0")
         if self.at == "update":
             raise GradveilError("defense clip: per=example needs at=step, because an update is not a sum over examples")
