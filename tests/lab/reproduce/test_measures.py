@@ -7,7 +7,7 @@ import torch
 
 from gradveil.core.seeding import generator
 from gradveil.generators import build
-from gradveil.lab.reproduce.landscape import _slice, inversion, landscape
+from gradveil.lab.reproduce.landscape import _minima, _slice, _span, add_lpips, inversion, landscape
 from gradveil.lab.reproduce.measures import (
     _leakage_by_round,
     censor_fallbacks,
@@ -21,17 +21,17 @@ def surface(defense: str, *, aware: bool) -> dict[str, object]:
     return landscape(
         {
             "data": "mnist-samples", "model": "lenet:init=wide", "defense": defense, "aware": aware, "points": 3,
-            "steps": 40, "seed": 0, "device": "cpu",
+            "images": 1, "steps": 40, "seed": 0, "device": "cpu",
         }
     )  # fmt: skip
 
 
 def test_the_slice_has_the_code_of_the_private_picture_in_its_middle_and_two_directions() -> None:
     draws = build("mnist")
-    center = torch.randn(1, draws.latent, generator=generator(1))
-    codes = _slice(draws, center, 3, generator(0))
+    center = torch.randn(draws.latent, generator=generator(1))
+    codes = _slice(_span(draws, center, generator(0)), 3)
     assert codes.shape == (9, draws.latent)
-    assert torch.allclose(codes[4], center[0], atol=1e-5)
+    assert torch.allclose(codes[4], center, atol=1e-5)
     assert int(torch.linalg.matrix_rank(codes - center, tol=1e-3)) == 2
 
 
