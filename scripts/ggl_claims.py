@@ -15,7 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import dot, norm
 from gradveil.core.types import Batch, Params
 from gradveil.data import load
-from gradveil.defenses import Log
-from gradveil.defenses.base import Transform
+from gradveil.defenses import DEFENSES, Log
+from gradveil.defenses.base import At, Transform
 from gradveil.lab.reproduce.landscape import observations
 from gradveil.metrics import LPIPS
 from gradveil.metrics.pixel import psnr, ssim
@@ -116,12 +116,13 @@ def labels(device: str) -> Iterator[tuple[Row, Work]]:
                     yield {"model": model, "attack": spec, "classes": classes, "defense": defense}, work
 
 
+@DEFENSES.register("clip-entries")
+@dataclass(frozen=True, kw_only=True)
 class ClipEntries(Transform):
-    """Every entry is cut to ``bound``: what clipping to the L-infinity norm means where it changes directions."""
+    """Every entry is cut to ``bound``: a clip to the L-infinity norm, which changes directions."""
 
-    def __init__(self, bound: float) -> None:
-        super().__init__()
-        self.bound = bound
+    bound: float = 1.0
+    at: At = "step"
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
         return {name: tensor.clamp(-self.bound, self.bound) for name, tensor in tree.items()}
@@ -137,7 +138,7 @@ def entries(device: str) -> Iterator[tuple[Row, Work]]:
                 def work(model: str = model, spec: str = spec, bound: float | None = bound) -> Row:
                     options: Any = {"model": model, "seed": 0, "device": device}
                     plain = observations(private, CIFAR.domain, defense="none", **options)
-                    defense = "none" if bound is None else ClipEntries(bound)
+                    defense = "none" if bound is None else f"clip-entries:bound={bound}"
                     seen = observations(private, CIFAR.domain, defense=defense, **options)
                     lengths = [[float(norm(one.reply)) for one in many] for many in (plain, seen)]
                     cosines = [

@@ -35,6 +35,15 @@ def test_the_slice_has_the_code_of_the_private_picture_in_its_middle_and_two_dir
     assert int(torch.linalg.matrix_rank(codes - center, tol=1e-3)) == 2
 
 
+def test_a_local_minimum_is_lower_than_all_its_neighbours_and_the_edge_has_none() -> None:
+    surface = torch.ones(5, 6)
+    surface[1, 1] = surface[3, 4] = 0.0
+    surface[0, 5] = -1.0
+    assert _minima(surface) == 2
+    surface[2, 2] = 0.0  # beside the first: neither is lower than the other
+    assert _minima(surface) == 1
+
+
 @pytest.mark.integration
 def test_an_adversary_that_adapts_sees_the_private_picture_lower_under_sparsification() -> None:
     plain, adapted = (surface("sparsify:rate=0.9", aware=aware) for aware in (False, True))
@@ -49,6 +58,27 @@ def test_without_a_defense_nothing_is_lower_than_the_private_picture() -> None:
     found = surface("none", aware=False)
     assert found["lowest"] == found["at_private"]
     assert found["mse_at_lowest"] == found["mse_at_private"]
+    assert found["lowest_is_private"] == 1
+    assert found["with_undefended"] == pytest.approx(1.0), "it is that objective"
+
+
+@pytest.mark.integration
+def test_lpips_is_added_later_to_figures_of_a_machine_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {
+        "data": "mnist-samples", "model": "lenet:init=wide", "defense": "none", "aware": False, "points": 3,
+        "images": 2, "steps": 5, "seed": 0, "device": "cpu",
+    }  # fmt: skip
+    monkeypatch.setattr("gradveil.lab.reproduce.landscape._lpips", lambda _pictures, _truth: None)
+    without = landscape(fields)
+    assert without["with_lpips"] is without["least_lpips"] is None
+    monkeypatch.setattr(
+        "gradveil.lab.reproduce.landscape._lpips",
+        lambda pictures, truth: (pictures - truth).square().mean(dim=(1, 2, 3)),
+    )
+    found = add_lpips(fields, without)
+    assert found["with_lpips"] == pytest.approx(without["with_mse"]), "the stand-in for LPIPS is the MSE"
+    assert found["lpips_at_lowest"] == pytest.approx(without["mse_at_lowest"], rel=1e-4)
+    assert found["surface"] == without["surface"]
 
 
 @pytest.mark.integration

@@ -149,7 +149,9 @@ def inversion(fields: Json) -> Json:
     with SILENT.task("", None) as task:
         search = attack.phases[0].search
         own = search.run(attack.prepare(seen, [fields["seed"] + i for i in range(len(seen))]), task)
-    ends = torch.stack([codes.code(own.unknowns)[:, 0], _codes_of(codes.generator, every, fields["steps"], fields["seed"])], dim=1)
+    ends = torch.stack(
+        [codes.code(own.unknowns)[:, 0], _codes_of(codes.generator, every, fields["steps"], fields["seed"])], dim=1
+    )
     for i, one in enumerate(seen):
         private = every.take(slice(i, i + 1))
         drawn = _drawn(codes.generator, _line(ends[i]), private.labels)
@@ -207,13 +209,12 @@ def _lpips(pictures: Tensor, truth: Tensor) -> Tensor | None:
 
 
 def observations(
-    private: Batch, domain: Domain, *, model: str, defense: str | Defense, seed: int, device: str
+    private: Batch, domain: Domain, *, model: str, defense: str, seed: int, device: str
 ) -> list[Observation]:
     """What the adversary sees of clients that hold one picture each and answer the same broadcast."""
-    spec, chosen = (defense, DEFENSES.build(defense)) if isinstance(defense, str) else (type(defense).__name__, defense)
-    module = chosen.on_model(models.build(model, domain, seed=seed).to(device))
-    client, sent = SimulatedClient(module, recipe=Recipe(), defense=chosen), detached(dict(module.named_parameters()))
-    seen = []
+    built, seen = DEFENSES.build(defense), []
+    module = built.on_model(models.build(model, domain, seed=seed).to(device))
+    client, sent = SimulatedClient(module, recipe=Recipe(), defense=built), detached(dict(module.named_parameters()))
     for i in range(len(private)):
         one = private.take(slice(i, i + 1)).to(device)
         seen.append(
@@ -225,7 +226,7 @@ def observations(
                 reply=client.reply(sent, one, Stream.seeded(seed, "defense", i)).update,
                 batch=one,
                 recipe=Recipe(),
-                defense=spec,
+                defense=defense,
                 threat=threat_model("C"),
             )
         )
