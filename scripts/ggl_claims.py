@@ -216,6 +216,7 @@ def faces(count: int, every: int = 37) -> tuple[Batch, Any]:
 
 
 PROGAN = "ggl:generator=progan-128:size=64,restarts=1,precision=bfloat16"
+TABLE_3 = ("none", "soteria:rate=0.8", "noise:sigma=0.1", "clip:bound=4,per=global", "sparsify:rate=0.9")
 SEARCHES = {
     "Adam": f"{PROGAN},optimizer=adam,iterations=500",
     "Adam, BigGAN's schedule": f"{PROGAN},optimizer=adam,schedule=plateau,iterations=500",
@@ -226,16 +227,15 @@ SEARCHES = {
 
 def searches(device: str) -> Iterator[tuple[Row, Work]]:
     """G-27, G-37 to G-39, G-43: Adam, CMA-ES and TuRBO on a deep generator, three seeds of the search each."""
-    for model in ("resnet18", HE):
-        for name, spec in SEARCHES.items():
+    for name, spec in SEARCHES.items():
 
-            def work(model: str = model, spec: str = spec) -> Row:
-                private, domain = faces(3)
-                seen = observations(private, domain, model=model, defense="none", seed=0, device=device)
-                repeated = [one for one in seen for _ in range(3)]
-                return attacked(spec, repeated, [0, 1, 2] * 3, private.inputs.repeat_interleave(3, dim=0))
+        def work(spec: str = spec) -> Row:
+            private, domain = faces(3)
+            seen = observations(private, domain, model=HE, defense="none", seed=0, device=device)
+            repeated = [one for one in seen for _ in range(3)]
+            return attacked(spec, repeated, [0, 1, 2] * 3, private.inputs.repeat_interleave(3, dim=0))
 
-            yield {"search": name, "model": model, "attack": spec, "images": 3, "each": 3}, work
+        yield {"search": name, "model": HE, "attack": spec, "images": 3, "each": 3}, work
 
 
 def shifted(device: str) -> Iterator[tuple[Row, Work]]:
@@ -257,9 +257,22 @@ def shifted(device: str) -> Iterator[tuple[Row, Work]]:
             yield {"search": name, "moved": moved, "model": HE}, work
 
 
+def others(device: str) -> Iterator[tuple[Row, Work]]:
+    """Table 3 on faces: IG and GI under its defenses, on the first four faces of ``attributes``, which has GGL."""
+    for spec in ("ig:iterations=600,restarts=1", "gi:iterations=600,restarts=1"):
+        for defense in TABLE_3:
+
+            def work(spec: str = spec, defense: str = defense) -> Row:
+                private, domain = faces(4, every=33)
+                seen = observations(private, domain, model=HE, defense=defense, seed=0, device=device)
+                return attacked(spec, seen, list(range(4)), private.inputs)
+
+            yield {"defense": defense, "attack": spec, "model": HE, "images": 4}, work
+
+
 def attributes(device: str) -> Iterator[tuple[Row, Work]]:
     """G-73: what of a face comes through, by correlation over faces, with the search without the update beside it."""
-    for defense in ("none", "noise:sigma=0.1", "clip:bound=4,per=global", "sparsify:rate=0.9", "soteria:rate=0.8"):
+    for defense in TABLE_3:
         for prior in (False, True) if defense == "none" else (False,):
 
             def work(defense: str = defense, prior: bool = prior) -> Row:
@@ -317,7 +330,8 @@ def foreign(device: str) -> Iterator[tuple[Row, Work]]:
 
 
 STUDIES = {
-    study.__name__: study for study in (seeds, labels, entries, bayesian, searches, shifted, attributes, foreign)
+    study.__name__: study
+    for study in (seeds, labels, entries, bayesian, searches, shifted, others, attributes, foreign)
 }
 
 
@@ -338,6 +352,7 @@ def main() -> None:
     parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(STUDIES)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows with this text in their settings")
     parser.add_argument("--score", action="store_true", help="run nothing: add LPIPS to the rows")
     options = parser.parse_args()
     if options.score:
@@ -349,7 +364,7 @@ def main() -> None:
         for settings, work in STUDIES[name](options.device):
             key = {"study": name, **settings}
             digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-            if digest in done:
+            if digest in done or options.only not in json.dumps(key):
                 continue
             row = key | {"digest": digest, "device": options.device} | work()
             if pictures := row.pop("pictures", {}):
