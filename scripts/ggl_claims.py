@@ -347,6 +347,46 @@ def add_scores(out: Path) -> None:
     out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+RESULTS = ("digest", "device", "seconds", "ssim")
+"""What rows hold and the page leaves out."""
+
+
+def page(rows: list[Row]) -> str:
+    """All studies as tables: the settings of each row, then means of what was found."""
+    parts = [
+        "# Small studies behind claims of GGL's paper",
+        """\
+Means over images: PSNR in dB, LPIPS by VGG, the objective as a share of the update's square. Where a row has several
+seeds, `spread` is the deviation of PSNR between the seeds of one image, averaged over the images.""",
+        "    PYTHONPATH=src python scripts/ggl_claims.py STUDY --device cuda --out docs/results/ggl-claims.jsonl",
+    ]
+    for name, study in STUDIES.items():
+        own = [shown(row) for row in rows if row["study"] == name]
+        if own:
+            columns = list(dict.fromkeys(key for row in own for key in row))
+            lines = [columns, ["---"] * len(columns), *([row.get(key, "") for key in columns] for row in own)]
+            parts += [f"## {name}", str(study.__doc__), "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+    return "\n\n".join([*parts, "Rows: [ggl-claims.jsonl](ggl-claims.jsonl)."]) + "\n"
+
+
+def shown(row: Row) -> dict[str, str]:
+    """The cells of a row."""
+    cells: dict[str, str] = {}
+    for key, value in row.items():
+        if isinstance(value, list):
+            digits = {"psnr": 2, "lpips": 3}.get(key)
+            cells[key] = f"{np.mean(value):.3g}" if digits is None else f"{np.mean(value):.{digits}f}"
+            if key == "psnr" and "each" in row:
+                cells["spread"] = f"{np.std(np.reshape(value, (row['images'], -1)), axis=1, ddof=1).mean():.2f}"
+        elif isinstance(value, dict):
+            cells |= {name: f"{number:.2f}" for name, number in value.items()}
+        elif key != "study":
+            cells[key] = (
+                f"`{value}`" if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+            )
+    return {key: cell for key, cell in cells.items() if key not in RESULTS}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(STUDIES)}")
@@ -354,6 +394,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", metavar="TEXT", help="only rows with this text in their settings")
     parser.add_argument("--score", action="store_true", help="run nothing: add LPIPS to the rows")
+    parser.add_argument("--page", type=Path, help="write the page of the rows to here")
     options = parser.parse_args()
     if options.score:
         add_scores(options.out)
@@ -373,6 +414,8 @@ def main() -> None:
                 np.savez_compressed(options.out.with_suffix("") / f"{digest}.npz", **bytes_of)
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+    if options.page is not None:
+        options.page.write_text(page([json.loads(line) for line in options.out.read_text().splitlines()]))
 
 
 if __name__ == "__main__":
