@@ -15,7 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,9 @@ from gradveil.attacks.generative import GGL
 from gradveil.attacks.parts.population import TuRBO
 from gradveil.attacks.parts.search import Problems
 from gradveil.core.progress import SILENT
-from gradveil.core.streams import Stream
-from gradveil.core.trees import dot, norm
+from gradveil.core.trees import dot, map_each, norm
 from gradveil.core.types import Batch, Params
 from gradveil.data import load
-from gradveil.defenses import DEFENSES, Log
-from gradveil.defenses.base import At, Transform
 from gradveil.lab.reproduce.landscape import observations
 from gradveil.metrics import LPIPS
 from gradveil.metrics.pixel import psnr, ssim
@@ -116,18 +113,6 @@ def labels(device: str) -> Iterator[tuple[Row, Work]]:
                     yield {"model": model, "attack": spec, "classes": classes, "defense": defense}, work
 
 
-@DEFENSES.register("clip-entries")
-@dataclass(frozen=True, kw_only=True)
-class ClipEntries(Transform):
-    """Every entry is cut to ``bound``: a clip to the L-infinity norm, which changes directions."""
-
-    bound: float = 1.0
-    at: At = "step"
-
-    def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
-        return {name: tensor.clamp(-self.bound, self.bound) for name, tensor in tree.items()}
-
-
 def entries(device: str) -> Iterator[tuple[Row, Work]]:
     """G-68: IG and GGL where single entries are clipped, and what that does to length and direction."""
     private = first(4)
@@ -136,10 +121,8 @@ def entries(device: str) -> Iterator[tuple[Row, Work]]:
             for bound in (None, 0.1, 0.01, 0.001, 0.0001):
 
                 def work(model: str = model, spec: str = spec, bound: float | None = bound) -> Row:
-                    options: Any = {"model": model, "seed": 0, "device": device}
-                    plain = observations(private, CIFAR.domain, defense="none", **options)
-                    defense = "none" if bound is None else f"clip-entries:bound={bound}"
-                    seen = observations(private, CIFAR.domain, defense=defense, **options)
+                    plain = observations(private, CIFAR.domain, model=model, defense="none", seed=0, device=device)
+                    seen = plain if bound is None else [replace(one, reply=cut(one.reply, bound)) for one in plain]
                     lengths = [[float(norm(one.reply)) for one in many] for many in (plain, seen)]
                     cosines = [
                         float(dot(a.reply, b.reply)) / before / after
@@ -155,6 +138,11 @@ def entries(device: str) -> Iterator[tuple[Row, Work]]:
                     return facts | attacked(spec, seen, list(range(len(private))), private.inputs)
 
                 yield {"model": model, "attack": spec, "bound": bound}, work
+
+
+def cut(update: Params, bound: float) -> Params:
+    """A clip to the L-infinity norm that changes directions: every entry by itself."""
+    return map_each(lambda tensor: tensor.clamp(-bound, bound), update)
 
 
 class PlainBO(TuRBO):
