@@ -12,10 +12,11 @@ Both keep the codes that span what they looked at, so that ``add_lpips`` can com
 
 from __future__ import annotations
 
+from functools import lru_cache
 from statistics import fmean
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from gradveil import models
@@ -209,28 +210,45 @@ def _lpips(pictures: Tensor, truth: Tensor) -> Tensor | None:
 
 
 def observations(
-    private: Batch, domain: Domain, *, model: str, defense: str, seed: int, device: str
+    private: Batch,
+    domain: Domain,
+    *,
+    model: str,
+    defense: str,
+    seed: int,
+    device: str,
+    batch_size: int = 1,
+    recipe: Recipe = Recipe(),  # noqa: B008 (frozen)
+    threat: str = "C",
 ) -> list[Observation]:
-    """What the adversary sees of clients that hold one picture each and answer the same broadcast."""
-    built, seen = DEFENSES.build(defense), []
-    module = built.on_model(models.build(model, domain, seed=seed).to(device))
-    client, sent = SimulatedClient(module, recipe=Recipe(), defense=built), detached(dict(module.named_parameters()))
-    for i in range(len(private)):
-        one = private.take(slice(i, i + 1)).to(device)
+    """What the adversary sees of clients that hold one batch each and answer the same broadcast."""
+    built, seen, (module, sent) = DEFENSES.build(defense), [], _broadcast(model, domain, seed, device)
+    guarded = built.on_model(module)
+    if guarded is not module:
+        sent = detached(dict(guarded.named_parameters()))
+    client = SimulatedClient(guarded, recipe=recipe, defense=built)
+    for i in range(0, len(private), batch_size):
+        batch = private.take(slice(i, i + batch_size)).to(device)
         seen.append(
             observe(
-                module=module,
+                module=guarded,
                 model=model,
                 domain=domain,
                 sent=sent,
-                reply=client.reply(sent, one, Stream.seeded(seed, "defense", i)).update,
-                batch=one,
-                recipe=Recipe(),
+                reply=client.reply(sent, batch, Stream.seeded(seed, "defense", i)).update,
+                batch=batch,
+                recipe=recipe,
                 defense=defense,
-                threat=threat_model("C"),
+                threat=threat_model(threat),
             )
         )
     return seen
+
+
+@lru_cache(maxsize=1)  # the same objects under every defense: then attacks step all of them together
+def _broadcast(model: str, domain: Domain, seed: int, device: str) -> tuple[nn.Module, Params]:
+    module = models.build(model, domain, seed=seed).to(device)
+    return module, detached(dict(module.named_parameters()))
 
 
 def _objective(seen: Observation, drawn: Batch, *, aware: bool) -> Tensor:
