@@ -33,7 +33,6 @@ COLUMNS = {
     "cosine": ("cosine", ".2f"),
     "below": ("below the classifier", ".2f"),
     "questions": ("questions", "d"),
-    "is_cat": ("a cat", ""),
     "auc": ("AUC", ".3f"),
     "right": ("right among the first half", ".1%"),
     "shared_empirical": ("shared with the empirical", ".0%"),
@@ -52,16 +51,16 @@ SHOWN = {
     "epochs": "objective psnr ssim identified images",
     "resnet50": "objective psnr ssim identified images",
     "transformer": "accuracy objective psnr ssim identified images",
-    "ablation": "psnr ssim identified images",
+    "release": "objective psnr ssim identified images",
     "places": "cosine psnr ssim identified images",
     "fisher": "parameters shared_empirical shared_batch",
     "delay": "ratio",
     "production": "auc right psnr best_psnr ssim identified images",
-    "fishing": "questions cosine below is_cat psnr ssim identified",
+    "fishing": "questions cosine below psnr ssim identified",
+    "fishing_resnet": "questions cosine below psnr ssim identified",
     "fishing_honest": "psnrs_of_cats best_psnr psnr identified images",
     "fishing_steps": "cosine psnr identified",
-    "fishing_queries": "questions cosine below is_cat",
-    "fishing_others": "cosine below",
+    "fishing_queries": "questions cosine below",
     "fishing_vit": "questions cosine psnr ssim identified psnrs_of_cats",
 }
 
@@ -69,9 +68,6 @@ SHOWN = {
 def table(study: str, rows: Sequence[dict[str, Any]]) -> str:
     """The rows of a study in Markdown: what each is about, and the figures that are shown of it."""
     own = [row for row in rows if row["study"] == study]
-    if study == "fishing":  # a row holds the figures of all defenses, or of none
-        by = [(row, row["found"] if "none" in row["found"] else {"none": row["found"]}) for row in own]
-        own = [{**row, "defense": name, "found": found} for row, parts in by for name, found in parts.items()]
     about = list(dict.fromkeys(key for row in own for key in row if key not in ("study", "found")))
     shown = [key for key in SHOWN[study].split() if any(key in row["found"] for row in own)]
     lines = [[key.replace("_", " ") for key in about] + [COLUMNS[key][0] for key in shown]]
