@@ -443,7 +443,7 @@ VARIED = [
 def trained(device: str, fields: Json) -> Json:
     with tempfile.TemporaryDirectory(prefix="gradveil-") as folder:
         record = run_training(make_training(fields | {"device": device}), Path(folder) / "training")
-    rows = record["rounds"]
+    rows = record["rows"]
     evaluated = {str(row["round"]): round(row["accuracy"], 4) for row in rows if row["accuracy"] is not None}
     fallbacks = [row["log"]["fallback_rate"] for row in rows if "fallback_rate" in row["log"]]
     return {
