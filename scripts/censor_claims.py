@@ -197,7 +197,7 @@ def walk(device: str, *, temperature: float, steps: int) -> Json:
         *across(sampler=["printed", "cold"], trials=[1, 20]),
     ],
 )
-def posterior(device: str, *, sampler: str, trials: int) -> Json:
+def posterior(_: str, *, sampler: str, trials: int) -> Json:
     """Ten weights and 20 examples: the walk of accepted updates at M = 1 beside draws from the posterior itself.
 
     ``metropolis`` proposes steps of a fixed length, ``printed`` and ``cold`` are CENSOR's rules without a projection.
@@ -238,7 +238,7 @@ def posterior(device: str, *, sampler: str, trials: int) -> Json:
     spread = torch.stack(weights).std(dim=0)
     return {
         "accepted": round(moved / steps, 3), "loss": round(sum(losses) / len(losses), 4),
-        "spread_of_weights": round(float(spread.mean()), 4), "device": device,
+        "spread_of_weights": round(float(spread.mean()), 4),
     }  # fmt: skip
 
 
