@@ -35,7 +35,7 @@ from gradveil.core.trees import map_each, norm
 from gradveil.core.types import Batch, Json, Params, Recipe
 from gradveil.data import load
 from gradveil.data.public import PublicImages
-from gradveil.defenses import DEFENSES, Log
+from gradveil.defenses import DEFENSES, Log, PublicData
 from gradveil.federated import make_training, run_training
 from gradveil.generators import build as build_generator
 from gradveil.lab.bench import overhead
@@ -72,7 +72,8 @@ def seen(
     known, own, recipe = load(data), DEFENSES.build(defense), Recipe()
     places = list(places) or [STRIDE * number % len(known) for number in range(images)]
     module = models.build(model, known.domain, seed=0).to(device)
-    client = SimulatedClient(module, recipe=recipe, defense=own)
+    private = PublicData(known.batch(places).inputs.to(device))
+    client = SimulatedClient(module, recipe=recipe, defense=own, public=private)
     sent = {name: scale * tensor for name, tensor in client.model.params.items()}
     found, log = [], Log()
     for number, place in enumerate(places):
