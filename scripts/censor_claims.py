@@ -128,7 +128,7 @@ def across(**words: Sequence[Any]) -> list[Json]:
 
 LENETS = [
     "censor", "censor:projection=none,trials=1", "censor:projection=none", "censor:projection=none,trials=500",
-    "censor:projection=none,norms=public", "censor:projection=none,trials=500,norms=public",
+    "censor:projection=none,norms=public",
     "censor:orthogonal=examples", "censor:orthogonal=examples,norms=public", "censor:source=public",
     "censor:source=public,norms=public", "censor:source=public,public_class=2",
     *(f"censor:temperature={value}" for value in ("1e-4", "0.01", "1", "100")),
