@@ -160,11 +160,11 @@ def without_projection(device: str, *, trials: int, images: int) -> Json:
     return {"log": log.means(), **attacked("ig:iterations=1000,restarts=1", observations, truth)}
 
 
-@study("C-06", "C-39", "C-127", points=across(temperature=[0, 1e-4, 1e-2, 1, 100], steps=[60]))
+@study("C-06", "C-39", "C-127", points=across(temperature=[0, 1e-4, 1e-2, 1, 100], steps=[300]))
 def walk(device: str, *, temperature: float, steps: int) -> Json:
-    """A trained LeNet that walks along accepted trials alone: loss and accuracy before and after, on other images."""
+    """A trained network that walks along accepted trials alone: loss and accuracy before and after, on other images."""
     data, recipe = load("mnist"), Recipe(lr=0.1)
-    plain = SimulatedClient(models.build("lenet", data.domain, seed=0).to(device), recipe=recipe)
+    plain = SimulatedClient(models.build("mlp:normalize=true", data.domain, seed=0).to(device), recipe=recipe)
     defense = DEFENSES.build(f"censor:fallback=skip,temperature={temperature}")
     client = SimulatedClient(plain.model.module, recipe=recipe, defense=defense)
     test = load("mnist:split=test").batch(range(1000)).to(device)
@@ -183,10 +183,10 @@ def walk(device: str, *, temperature: float, steps: int) -> Json:
         params = {name: tensor - recipe.lr * reply.update[name] for name, tensor in params.items()}
         return reply.log
 
-    for number in range(400):
+    for number in range(200):
         step(plain, number)
     before, log = quality(), Log()
-    for number in range(400, 400 + steps):
+    for number in range(200, 200 + steps):
         log.merge(step(client, number))
     return {"before": before, "after": quality(), "accepted": round(1 - log.means()["fallback_rate"], 3)}
 
@@ -386,6 +386,19 @@ def statistics(device: str, *, data: str, batch_size: int, threat: str) -> Json:
     fields: Json = {"model": "resnet18", "defenses": ["none"], "images": 4, "every": 13, "restarts": 1}
     attack = {"attacks": ["gi:iterations=800"]}
     return audited(device, data=data, batch_size=batch_size, threat=threat, **fields, **attack)
+
+
+@study(
+    "C-57", "C-72",
+    points=across(
+        data=["photos-64", "orl-faces:channels=3"],
+        defense=["none", "censor", RELEASED, "censor:fallback=original", "noise:sigma=0.01", "sparsify:rate=0.2"],
+    ),
+)  # fmt: skip
+def large_images(device: str, *, data: str, defense: str) -> Json:
+    """IG on images of 64x64 and a small network, where ImageNet and FFHQ cannot be had."""
+    observations, log, truth = seen(defense, model="lenet:init=wide", images=4, device=device, data=data)
+    return {"log": log.means(), **attacked("ig:iterations=600,restarts=1", observations, truth, data)}
 
 
 @study("C-69", "C-73", points=across(stages=[0, 1, 2, 3], defense=["none"]))
