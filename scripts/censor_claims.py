@@ -272,6 +272,21 @@ def labels_released(device: str, *, model: str, defense: str, images: int) -> Js
     return {"log": log.means(), "labels_right": round(float((read == truth.labels).double().mean()), 3)}
 
 
+@study(
+    "C-103",
+    points=across(
+        model=["lenet", "convnet"],
+        defense=["censor", "censor:source=public,public_class=2", "censor:source=public,public_class=7"], images=[20],
+    ),
+)  # fmt: skip
+def public_label(device: str, *, model: str, defense: str, images: int) -> Json:
+    """Labels read in the usual way, by who does not know CENSOR, where trials are gradients of one public class."""
+    observations, log, truth = seen(defense, model=model, images=images, device=device, threat="B")
+    read = infer_labels(observations, 1).flatten().cpu()
+    counts = torch.bincount(read, minlength=10).tolist()
+    return {"log": log.means(), "read": counts, "labels_right": round(float((read == truth.labels).double().mean()), 3)}
+
+
 @study("C-31", points=across(defense=["none", "censor"], others=[1024]))
 def one_for_many(device: str, *, defense: str, others: int) -> Json:
     """One client with a batch of so many beside as many clients with one image each: what the server gets from both."""
