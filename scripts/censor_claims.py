@@ -391,16 +391,15 @@ def memory(device: str, *, attack: str, model: str, images: int) -> Json:
 @study(
     "C-29",
     points=[
-        {"data": data, "batch_size": size, "threat": threat}
-        for data in ("cifar10-samples", "photos-64")
+        {"data": data, "batch_size": size, "threat": threat, "model": "convnet:width=16"}
         for size, threat in ((1, "C"), (1, "E"), (4, "C"), (4, "C+labels"), (4, "E"), (4, "E+labels"))
+        for data in ("cifar10-samples", "photos-64")
     ],
 )
-def statistics(device: str, *, data: str, batch_size: int, threat: str) -> Json:
+def statistics(device: str, *, data: str, batch_size: int, threat: str, model: str) -> Json:
     """GI with and without batch-norm statistics and labels, at two image sizes."""
-    fields: Json = {"model": "resnet18", "defenses": ["none"], "images": 4, "every": 13, "restarts": 1}
-    attack = {"attacks": ["gi:iterations=800"]}
-    return audited(device, data=data, batch_size=batch_size, threat=threat, **fields, **attack)
+    fields: Json = {"defenses": ["none"], "images": 4, "every": 13, "restarts": 1, "attacks": ["gi:iterations=600"]}
+    return audited(device, data=data, batch_size=batch_size, threat=threat, model=model, **fields)
 
 
 @study(
