@@ -139,7 +139,7 @@ LENETS = [
     "C-05", "C-06", "C-44", "C-45", "C-104", "C-126", "C-127",
     points=[
         *across(model=["lenet:init=wide"], defense=LENETS, images=[20]),
-        *across(model=["convnet", "vit", "vgg11", "resnet18:init=he"], defense=["censor", RELEASED], images=[4]),
+        *across(model=["convnet", "vit"], defense=["censor", RELEASED], images=[4]),
     ],
 )  # fmt: skip
 def named(device: str, *, model: str, defense: str, images: int) -> Json:
@@ -152,7 +152,7 @@ def named(device: str, *, model: str, defense: str, images: int) -> Json:
     }
 
 
-@study("C-05", "C-44", points=across(trials=[1, 20, 500, 10_000], images=[8]))
+@study("C-05", "C-44", points=across(trials=[1, 20, 500, 5000], images=[4]))
 def without_projection(device: str, *, trials: int, images: int) -> Json:
     """How near the best of T random updates comes to the gradient, and what IG makes of it."""
     defense = f"censor:projection=none,trials={trials}"
@@ -160,12 +160,24 @@ def without_projection(device: str, *, trials: int, images: int) -> Json:
     return {"log": log.means(), **attacked("ig:iterations=1000,restarts=1", observations, truth)}
 
 
-@study("C-06", "C-39", "C-127", points=across(temperature=[0, 1e-4, 1e-2, 1, 100], steps=[300]))
-def walk(device: str, *, temperature: float, steps: int) -> Json:
-    """A trained network that walks along accepted trials alone: loss and accuracy before and after, on other images."""
-    data, recipe = load("mnist"), Recipe(lr=0.1)
+WALKS = [
+    *(f"temperature={value}" for value in ("0", "1e-4", "0.01", "1", "100")),
+    "norms=random", "norms=public", "layerwise=false",
+]  # fmt: skip
+
+
+@study(
+    "C-06", "C-39", "C-45", "C-124", "C-127",
+    points=[
+        *across(options=WALKS, batch_size=[64]),
+        *across(options=["temperature=0", "orthogonal=examples"], batch_size=[4]),
+    ],
+)  # fmt: skip
+def walk(device: str, *, options: str, batch_size: int) -> Json:
+    """A trained network that takes 60 steps along accepted trials alone: quality before and after, on other images."""
+    data, recipe, steps = load("mnist"), Recipe(lr=1.0), 60
     plain = SimulatedClient(models.build("mlp:normalize=true", data.domain, seed=0).to(device), recipe=recipe)
-    defense = DEFENSES.build(f"censor:fallback=skip,temperature={temperature}")
+    defense = DEFENSES.build(f"censor:fallback=skip,{options}")
     client = SimulatedClient(plain.model.module, recipe=recipe, defense=defense)
     test = load("mnist:split=test").batch(range(1000)).to(device)
     params = plain.model.params
@@ -176,18 +188,18 @@ def walk(device: str, *, temperature: float, steps: int) -> Json:
         right = (outputs.argmax(dim=1) == test.labels).double().mean()
         return {"loss": round(float(F.cross_entropy(outputs, test.labels)), 3), "accuracy": round(float(right), 3)}
 
-    def step(of: SimulatedClient, number: int) -> Log:
+    def step(of: SimulatedClient, number: int, rate: float, size: int) -> Log:
         nonlocal params
-        start = 64 * (number % 500)
-        reply = of.reply(params, data.batch(range(start, start + 64)).to(device), Stream.seeded(0, "walk", number))
-        params = {name: tensor - recipe.lr * reply.update[name] for name, tensor in params.items()}
+        batch = data.batch(range(64 * number, 64 * number + size)).to(device)
+        reply = of.reply(params, batch, Stream.seeded(0, "walk", number))
+        params = {name: tensor - rate * reply.update[name] for name, tensor in params.items()}
         return reply.log
 
     for number in range(200):
-        step(plain, number)
+        step(plain, number, 0.1, 64)
     before, log = quality(), Log()
     for number in range(200, 200 + steps):
-        log.merge(step(client, number))
+        log.merge(step(client, number, recipe.lr, batch_size))
     return {"before": before, "after": quality(), "accepted": round(1 - log.means()["fallback_rate"], 3)}
 
 
@@ -251,17 +263,16 @@ def crafted(device: str, *, scale: float, images: int) -> Json:
     return {"log": log.means(), **attacked("ig:iterations=1000,restarts=1", observations, truth)}
 
 
-@study("C-122", points=across(model=["lenet", "resnet18:init=he"], share=[-0.3, -0.03, 0, 0.003, 0.01, 0.03, 0.1, 0.3]))
+@study("C-122", points=across(model=["lenet"], share=[-0.3, -0.03, 0, 0.003, 0.01, 0.03, 0.1, 0.3]))
 def labels_left(device: str, *, model: str, share: float) -> Json:
     """Labels read in the usual way where a part of the gradient, with this cosine, is left in what CENSOR sends."""
-    images = 50 if model == "lenet" else 20
-    plain, _, truth = seen("none", model=model, images=images, device=device)
-    censored, _, _ = seen("censor", model=model, images=images, device=device)
+    plain, _, truth = seen("none", model=model, images=50, device=device)
+    censored, _, _ = seen("censor", model=model, images=50, device=device)
     for true, other in zip(plain, censored, strict=True):
         rest = math.sqrt(1 - share**2)
         true.reply.update({name: share * tensor + rest * other.reply[name] for name, tensor in true.reply.items()})
     read = infer_labels(plain, 1).flatten().cpu()
-    return {"images": images, "labels_right": round(float((read == truth.labels).double().mean()), 3)}
+    return {"images": 50, "labels_right": round(float((read == truth.labels).double().mean()), 3)}
 
 
 @study("C-122", points=across(model=["lenet", "lenet:init=wide", "lenet:init=he"], defense=[RELEASED], images=[50]))
@@ -308,37 +319,31 @@ def one_for_many(device: str, *, defense: str, others: int) -> Json:
     "C-97", "C-129",
     points=[
         {"draws": 0, "averaged": "distances"},
-        *across(draws=[1, 4, 16, 64], averaged=["distances", "gradients", "nearest"]),
+        *across(draws=[1, 4, 16], averaged=["distances", "gradients", "nearest"]),
     ],
 )  # fmt: skip
 def eot(device: str, *, draws: int, averaged: str) -> Json:
     """IG that averages over CENSOR's draws, by their number and by what is averaged."""
-    observations, _, truth = seen("censor", model="lenet:init=wide", images=8, device=device)
+    observations, _, truth = seen("censor", model="lenet:init=wide", images=4, device=device)
     options = f",draws={draws},averaged={averaged}" if draws else ""
-    return {"images": 8, **attacked(f"ig:iterations=300,restarts=1{options}", observations, truth)}
+    return {"images": 4, **attacked(f"ig:iterations=300,restarts=1{options}", observations, truth)}
 
 
-GENERATIVE = ("ggl:optimizer=adam,iterations=400", "gias:iterations=600", "gifd:iterations=600")
+GENERATIVE = ("ggl:optimizer=adam,iterations=150", "gias:iterations=120", "gifd:iterations=160")
 
 
-@study(
-    "C-19",
-    points=[
-        *across(attack=GENERATIVE, data=["mnist:split=test", "fashion-mnist:split=test"], generator=["mnist"]),
-        *across(attack=GENERATIVE, data=["cifar10-samples"], generator=["cifar10", "untrained", "progan-128"]),
-    ],
-)
-def foreign(device: str, *, attack: str, data: str, generator: str) -> Json:
-    """Attacks with a generator that knows such images, and with one that does not: of digits, nothing, or faces."""
-    observations, _, truth = seen("none", model="lenet:init=wide", images=8, device=device, data=data)
-    return {"images": 8, **attacked(f"{attack},restarts=1,generator={generator}", observations, truth, data)}
+@study("C-19", points=across(attack=GENERATIVE, data=["mnist:split=test", "fashion-mnist:split=test"]))
+def foreign(device: str, *, attack: str, data: str) -> Json:
+    """Attacks with a generator of digits on digits, which it knows, and on clothes, which it does not."""
+    observations, _, truth = seen("none", model="lenet:init=wide", images=4, device=device, data=data)
+    return {"images": 4, **attacked(f"{attack},restarts=1,generator=mnist", observations, truth, data)}
 
 
 @study(
     "C-34",
     points=across(
-        label=[2, 5, 8], attack=["ggl:optimizer=adam,iterations=400,restarts=1", "ig:iterations=1000,restarts=1"],
-        model=["lenet:init=wide", "resnet18"],
+        label=[2], attack=["ggl:optimizer=adam,iterations=200,restarts=1", "ig:iterations=600,restarts=1"],
+        model=["lenet:init=wide"],
     ),
 )  # fmt: skip
 def one_class(device: str, *, label: int, attack: str, model: str) -> Json:
@@ -363,83 +368,81 @@ def one_class(device: str, *, label: int, attack: str, model: str) -> Json:
     }
 
 
-@study(
-    "C-18",
-    points=across(
-        attack=["ig", "gi", "ggl:optimizer=adam", "gias", "gifd"], model=["lenet:init=wide", "resnet18"], images=[8]
-    ),
-)
-def memory(device: str, *, attack: str, model: str, images: int) -> Json:
-    """Time of 64 steps and, on a GPU, memory, beside how many unknowns an image has."""
-    observations, _, truth = seen("none", model=model, images=images, device=device)
-    spec = f"{attack}{',' if ':' in attack else ':'}iterations=64,restarts=1"
-    attacked(spec, observations, truth)  # the first run also chooses how to compute
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    started = time.perf_counter()
-    attacked(spec, observations, truth)
-    took = round(time.perf_counter() - started, 2)
-    weights = sum(tensor.numel() for tensor in build_generator("cifar10").parameters())
-    pixels = truth.inputs[0].numel()
-    unknowns = {"ig": pixels, "gi": pixels, "ggl": 128, "gias": weights}.get(attack.partition(":")[0])
-    peak = round((torch.cuda.max_memory_allocated() - before) / 1e6) if device == "cuda" else None
-    return {"seconds": took, "peak_megabytes": peak, "unknowns_of_an_image": unknowns}
+@study("C-18", points=across(attack=["ig", "gi", "ggl:optimizer=adam", "gias", "gifd"], images=[4]))
+def effort(device: str, *, attack: str, images: int) -> Json:
+    """Processor time of 64 steps, and how many numbers are searched for each image."""
+    observations, _, truth = seen("none", model="lenet:init=wide", images=images, device=device)
+    started = time.process_time()
+    attacked(f"{attack}{',' if ':' in attack else ':'}iterations=64,restarts=1", observations, truth)
+    took = round(time.process_time() - started, 1)
+    generator, pixels = build_generator("cifar10"), truth.inputs[0].numel()
+    weights = sum(tensor.numel() for tensor in generator.parameters())
+    unknowns = {"ig": pixels, "gi": pixels, "ggl": generator.latent, "gias": weights}
+    return {"processor_seconds": took, "unknowns_of_an_image": unknowns.get(attack.partition(":")[0])}
 
 
 @study(
     "C-29",
     points=[
-        {"data": data, "batch_size": size, "threat": threat, "model": "convnet:width=16"}
-        for size, threat in ((1, "C"), (1, "E"), (4, "C"), (4, "C+labels"), (4, "E"), (4, "E+labels"))
-        for data in ("cifar10-samples", "photos-64")
+        {"data": data, "batch_size": size, "threat": threat}
+        for data, size, threat in (
+            ("cifar10-samples", 1, "C"), ("cifar10-samples", 1, "E"), ("photos-64", 1, "C"), ("photos-64", 1, "E"),
+            ("cifar10-samples", 2, "C"), ("cifar10-samples", 2, "C+labels"), ("cifar10-samples", 2, "E+labels"),
+        )
     ],
-)
-def statistics(device: str, *, data: str, batch_size: int, threat: str, model: str) -> Json:
+)  # fmt: skip
+def statistics(device: str, *, data: str, batch_size: int, threat: str) -> Json:
     """GI with and without batch-norm statistics and labels, at two image sizes."""
-    fields: Json = {"defenses": ["none"], "images": 4, "every": 13, "restarts": 1, "attacks": ["gi:iterations=600"]}
-    return audited(device, data=data, batch_size=batch_size, threat=threat, model=model, **fields)
+    fields: Json = {"defenses": ["none"], "images": 2, "every": 13, "restarts": 1, "attacks": ["gi:iterations=200"]}
+    return audited(device, data=data, batch_size=batch_size, threat=threat, model="convnet:width=16", **fields)
 
 
 @study(
     "C-57", "C-72",
     points=across(
         data=["photos-64", "orl-faces:channels=3"],
-        defense=["none", "censor", RELEASED, "censor:fallback=original", "noise:sigma=0.01", "sparsify:rate=0.2"],
+        defense=["none", "censor", RELEASED],
     ),
 )  # fmt: skip
 def large_images(device: str, *, data: str, defense: str) -> Json:
     """IG on images of 64x64 and a small network, where ImageNet and FFHQ cannot be had."""
     observations, log, truth = seen(defense, model="lenet:init=wide", images=4, device=device, data=data)
-    return {"log": log.means(), **attacked("ig:iterations=600,restarts=1", observations, truth, data)}
+    return {"log": log.means(), **attacked("ig:iterations=300,restarts=1", observations, truth, data)}
 
 
-@study("C-69", "C-73", points=across(stages=[0, 1, 2, 3], defense=["none"]))
-def gifd_stages(device: str, *, stages: int, defense: str) -> Json:
-    """GIFD at the release's settings, by how many stages of the DCGAN it may leave."""
-    fields: Json = {"data": "cifar10-samples", "every": 10, "images": 10, "threat": "C", "restarts": 2}
-    attack = f"gifd:iterations=600,aware=true,stages={stages}"
-    return audited(device, model="resnet18:init=he", defenses=[defense], attacks=[attack], **fields)
+@study("C-69", "C-73", points=across(stages=[0, 1, 2, 3]))
+def gifd_stages(device: str, *, stages: int) -> Json:
+    """GIFD without a defense, by how many stages of the DCGAN it may leave."""
+    observations, _, truth = seen("none", model="lenet:init=wide", images=4, device=device)
+    return {"images": 4, **attacked(f"gifd:iterations=160,restarts=1,stages={stages}", observations, truth)}
+
+
+@study("C-53", "C-100", "C-101", "C-102", points=across(trials=[1, 5, 10, 20, 50], images=[8]))
+def by_trials(device: str, *, trials: int, images: int) -> Json:
+    """Algorithm 1 by its number of trials: how often it sends the gradient, and what IG makes of what it sends."""
+    defense = f"censor:fallback=original,trials={trials}"
+    observations, log, truth = seen(defense, model="lenet:init=wide", images=images, device=device)
+    return {"log": log.means(), **attacked("ig:iterations=600,restarts=1", observations, truth)}
 
 
 @study(
     "C-128",
-    points=across(model=["lenet", "convnet", "vit", "vgg11", "resnet18", "resnet50"], trials=[1, 20], batch_size=[64]),
-)
-def cost(device: str, *, model: str, trials: int, batch_size: int) -> Json:
-    """How many times as long a local step takes."""
-    spec = f"censor:trials={trials}"
-    row = overhead(model=model, batch_size=batch_size, device=device, defenses=[spec], repeats=3)["rows"][0]
+    points=[
+        {"model": "lenet", "batch_size": 64}, {"model": "lenet", "batch_size": 8},
+        {"model": "convnet", "batch_size": 8}, {"model": "vit", "batch_size": 8},
+        {"model": "resnet18", "batch_size": 8},
+    ],
+)  # fmt: skip
+def cost(device: str, *, model: str, batch_size: int) -> Json:
+    """How many times as long a local step takes with 20 trials."""
+    row = overhead(model=model, batch_size=batch_size, device=device, defenses=["censor"], repeats=2)["rows"][0]
     size = sum(tensor.numel() for tensor in models.build(model, load("cifar10-samples").domain, seed=0).parameters())
     return {"parameters": size, **row}
 
 
 @study(
     "C-114",
-    points=across(
-        defense=["none", "censor", "censor:norms=public", "censor:projection=none,norms=public"], pairs=[3000]
-    ),
+    points=across(defense=["none", "censor"], pairs=[1000]),
 )
 def learned(device: str, *, defense: str, pairs: int) -> Json:
     """A decoder trained on what the defense does to public images."""
@@ -449,57 +452,30 @@ def learned(device: str, *, defense: str, pairs: int) -> Json:
     return {"images": 50, **scored(rebuilt, truth), "named": scored(chosen, truth)["recognised"]}
 
 
-SMALL: Json = {
-    "data": "mnist", "model": "mlp:normalize=true", "partition": "dirichlet:alpha=0.5", "clients": 100,
-    "per_round": 10, "algorithm": "fedsgd", "batch_size": 64, "lr": 0.1, "rounds": 60, "evaluate_every": 20,
-    "checkpoint_every": 60, "examples": 6000,
-}  # fmt: skip
-"""The training of `gradveil reproduce censor-fig7 --scale small`."""
-CIFAR: Json = SMALL | {
-    "data": "cifar10", "model": "resnet18", "examples": None, "rounds": 100, "checkpoint_every": 100,
-}  # fmt: skip
-"""That of the paper, with 100 of its 2,000 rounds."""
-VARIED = [
-    "none", "censor:fallback=original", "censor:fallback=skip", RELEASED,
-    *(f"censor:fallback=original,temperature={value}" for value in ("1e-4", "0.01", "1", "100")),
-    *(f"censor:fallback=original,norms={norms}" for norms in ("public", "random")),
-    "censor:fallback=original,layerwise=false", "censor:fallback=skip,layerwise=false",
-    "censor:fallback=original,projection=none", "censor:fallback=original,source=public",
-]  # fmt: skip
-
-
-def trained(device: str, fields: Json) -> Json:
+@study(
+    "C-06", "C-54", "C-91", "C-112", "C-113", "C-120",
+    points=[
+        *across(
+            defense=["none", *(f"censor:fallback=original,trials={t}" for t in (1, 5, 20)), "censor:fallback=skip"],
+            per_round=[10], rounds=[60],
+        ),
+        *across(defense=["none", "censor:fallback=original,trials=20"], per_round=[30], rounds=[20]),
+        {"defense": f"{RELEASED},rounds=10", "per_round": 10, "rounds": 20},
+    ],
+)  # fmt: skip
+def training(device: str, *, defense: str, per_round: int, rounds: int) -> Json:
+    """6,000 digits of 100 clients with unequal shares, as in `gradveil reproduce censor-fig7 --scale small`."""
+    fields: Json = {
+        "data": "mnist", "model": "mlp:normalize=true", "partition": "dirichlet:alpha=0.5", "clients": 100,
+        "per_round": per_round, "algorithm": "fedsgd", "batch_size": 64, "lr": 0.1, "rounds": rounds,
+        "evaluate_every": 20, "checkpoint_every": rounds, "examples": 6000, "defense": defense, "device": device,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="gradveil-") as folder:
-        record = run_training(make_training(fields | {"device": device}), Path(folder) / "training")
-    rows = record["rows"]
+        rows = run_training(make_training(fields), Path(folder) / "training")["rows"]
     evaluated = {str(row["round"]): round(row["accuracy"], 4) for row in rows if row["accuracy"] is not None}
     fallbacks = [row["log"]["fallback_rate"] for row in rows if "fallback_rate" in row["log"]]
-    return {
-        "rounds": len(rows), "accuracy": evaluated, "loss": rows[-1]["loss"],
-        "fallback_rate": round(sum(fallbacks) / len(fallbacks), 4) if fallbacks else None,
-    }  # fmt: skip
-
-
-@study("C-06", "C-45", "C-124", "C-127", points=across(defense=VARIED))
-def training(device: str, *, defense: str) -> Json:
-    """Digits, 60 rounds."""
-    return trained(device, SMALL | {"defense": defense})
-
-
-@study("C-45", points=across(defense=["none", "censor:fallback=skip", "censor:orthogonal=examples,fallback=skip"]))
-def training_by_examples(device: str, *, defense: str) -> Json:
-    """Digits with four images behind a gradient, for eq. 11 holds the gradients of every image under every label."""
-    return trained(device, SMALL | {"model": "lenet", "batch_size": 4, "rounds": 60, "defense": defense})
-
-
-@study(
-    "C-91",
-    "C-120",
-    points=across(defense=["none", "censor:fallback=original,trials=1", "censor:fallback=original,trials=5", RELEASED]),
-)
-def training_cifar(device: str, *, defense: str) -> Json:
-    """CIFAR-10 and ResNet-18."""
-    return trained(device, CIFAR | {"defense": defense})
+    mean = round(sum(fallbacks) / len(fallbacks), 4) if fallbacks else None
+    return {"accuracy": evaluated, "loss": rows[-1]["loss"], "fallback_rate": mean}
 
 
 def points_of(names: Sequence[str]) -> Iterator[tuple[str, Json]]:
