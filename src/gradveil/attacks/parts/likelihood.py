@@ -241,12 +241,15 @@ class OrthogonalLikelihood(ByTensor):
         return replace(self, right_angle=right_angle)
 
     def norms_apart(self, pieces: Comparison) -> Tensor:
-        """[c, N]: squared differences of the logs of norms, in units of how far they may differ."""
+        """[c, N]: squared differences of the logs of norms, in units of how far they may differ.
+
+        A tensor of zeros had no direction but the gradient's, as happens under eq. 11, and says nothing of its norm.
+        """
         kept = self.shrinkage(pieces).square()
         expected = kept * pieces.squares + (self.channel.noise or 0.0) * pieces.sizes + TINY
         apart = (expected.log() - (pieces.seen + TINY).log()) / 2
         spread = SAME_NORM**2 + (self.right_angle.spread or 0.0) ** 2 + self._noise(pieces) / pieces.sizes
-        return (apart.square() / spread).sum(dim=0)
+        return torch.where(pieces.seen > 0, apart.square() / spread, 0).sum(dim=0)
 
     def not_orthogonal(self, pieces: Comparison) -> Tensor:
         """[c, N]: how much more the reply lies along the candidate's gradient than projection leaves."""
