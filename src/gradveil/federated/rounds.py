@@ -24,7 +24,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, scaled
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
-from gradveil.defenses import DEFENSES, Censor, Defense, Log, Veil, links_of
+from gradveil.defenses import DEFENSES, Censor, Defense, Log, Veil, can_remember, fresh, links_of
 from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.engine import Runner
 from gradveil.federated.case import Training
@@ -159,7 +159,9 @@ class Federation:
             raise GradveilError(f"cohort={self._summed} is more than the {each} clients of a round, who add less noise")
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
-        self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)
+        # A defense that remembers from round to round does so for each client apart.
+        own = [fresh(self.defense) for _ in range(case.clients)] if can_remember(self.defense) else [self.defense]
+        self._clients = [SimulatedClient(self.module, recipe=case.recipe, defense=one) for one in own]
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
         self._encoded: dict[int, tuple[ImageSet, Tensor]] = {}
@@ -304,7 +306,7 @@ class Federation:
             seen = self._features(self.train) if blind else None
             batch = batch if seen is None else Batch(seen[index.to(seen.device)], batch.labels)
         rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
-        return self._client.start(
+        return self._clients[client % len(self._clients)].start(
             self.state.params,
             batch,
             rng,
