@@ -61,9 +61,7 @@ _EMNIST_CLASSES = {
 
 
 @DATASETS.register("mnist")
-def mnist(
-    progress: Progress, *, split: Split = "train", path: str | None = None, first: int | None = None
-) -> ImageSet:
+def mnist(progress: Progress, *, split: Split = "train", path: str | None = None, first: int | None = None) -> ImageSet:
     """Handwritten digits, 28x28 grey: 60,000 train, 10,000 test; of them the ``first`` so many."""
     folder = existing_folder(path, "mnist") if path else assets.fetch("mnist", progress=progress)
     return first_of(_read(f"mnist {split}", _MNIST, folder, _STEMS[split]), first)

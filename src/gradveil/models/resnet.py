@@ -124,9 +124,7 @@ def resnet8(
     """ResNet-8: three stages of one block, 16 channels wide at first and with group norm; it trains within a minute."""
     if width < 2 or width % 2:
         raise GradveilError(f"resnet8 needs an even width of at least 2, not {width}")
-    model = ResNet(
-        domain, block=BasicBlock, blocks=(1, 1, 1), stem=stem, normalize=normalize, norm=norm, width=width
-    )
+    model = ResNet(domain, block=BasicBlock, blocks=(1, 1, 1), stem=stem, normalize=normalize, norm=norm, width=width)
     return initialised(model, init)
 
 

@@ -111,7 +111,7 @@ SETTINGS = {
             about=_SAME_BATCH,
             audit={
                 **_AUDIT, "data": "cifar10:first=1500,split=test", "model": "resnet8:init=he", "images": 600,
-                "batch_size": 10, "attacks": ["identify", "fingerprint", "informed:iterations=150,restarts=1", "replay"],
+                "batch_size": 10, "attacks": ["identify", "fingerprint", "informed:iterations=80,restarts=1", "replay"],
             },
             training={
                 **_FEDSGD, "data": "cifar10", "model": "resnet8:init=he", "per_round": 16, "rounds": 1500, "lr": 0.1,
@@ -128,7 +128,7 @@ SETTINGS = {
             about=_SAME_BATCH,
             audit={
                 **_AUDIT, "data": "mnist:first=1500,split=test", "model": "convnet:group_norm=true,init=he,width=8",
-                "images": 600, "batch_size": 10, "attacks": ["identify", "fingerprint", "informed:iterations=150,restarts=1", "replay"],
+                "images": 600, "batch_size": 10, "attacks": ["identify", "fingerprint", "informed:iterations=80,restarts=1", "replay"],
             },
             training={
                 **_FEDSGD, "data": "mnist", "model": "convnet:group_norm=true,init=he,width=8", "per_round": 10,
