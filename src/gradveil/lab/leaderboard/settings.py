@@ -69,7 +69,8 @@ class Setting:
 
 
 _AUDIT = {"threat": "D", "unfit": "leave out", "budget": "standard", "in_rounds": [1]}
-_CHOOSING = ["identify", "fingerprint", "replay"]
+_SHORT = ["identify", "fingerprint", "informed:iterations=80,restarts=1", "replay"]
+"""Where a problem is a batch of ten: a search is both shorter and started once."""
 _SAME_BATCH = (
     "A reply is one gradient of ten examples, in the training and in the audit. Intervals count updates: the ten "
     "examples behind one stand or fall together."
@@ -94,7 +95,7 @@ SETTINGS = {
             ),
             audit={
                 **_AUDIT, "data": "cifar10:first=300,split=test", "model": _FEATURES, "images": 100,
-                "attacks": [*_CHOOSING, "informed:iterations=60,restarts=1"],
+                "attacks": ["identify", "fingerprint", "informed:iterations=60,restarts=1,strategy=vmap", "replay"],
             },
             training={
                 **_FEDSGD, "data": "cifar10", "model": _FEATURES, "batch_size": None, "rounds": 80, "lr": 20.0,
@@ -111,7 +112,7 @@ SETTINGS = {
             about=_SAME_BATCH,
             audit={
                 **_AUDIT, "data": "cifar10:first=1500,split=test", "model": "resnet8:init=he", "images": 600,
-                "batch_size": 10, "attacks": ["identify", "fingerprint", "informed:iterations=80,restarts=1", "replay"],
+                "batch_size": 10, "attacks": _SHORT,
             },
             training={
                 **_FEDSGD, "data": "cifar10", "model": "resnet8:init=he", "per_round": 16, "rounds": 1500, "lr": 0.1,
@@ -128,7 +129,7 @@ SETTINGS = {
             about=_SAME_BATCH,
             audit={
                 **_AUDIT, "data": "mnist:first=1500,split=test", "model": "convnet:group_norm=true,init=he,width=8",
-                "images": 600, "batch_size": 10, "attacks": ["identify", "fingerprint", "informed:iterations=80,restarts=1", "replay"],
+                "images": 600, "batch_size": 10, "attacks": _SHORT,
             },
             training={
                 **_FEDSGD, "data": "mnist", "model": "convnet:group_norm=true,init=he,width=8", "per_round": 10,
@@ -159,7 +160,7 @@ SETTINGS = {
             ),
             audit={
                 **_AUDIT, "data": "cifar10:first=1500,split=test", "model": "lenet:init=wide", "images": 600,
-                "batch_size": 10, "attacks": ["identify", "fingerprint", "informed:iterations=300,restarts=1", "replay"],
+                "batch_size": 10, "attacks": _SHORT,
             },
             training=None,
             shown=("none",),
