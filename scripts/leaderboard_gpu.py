@@ -3,15 +3,13 @@
     PYTHONPATH=src python scripts/leaderboard_gpu.py train resnet8 --seed 1 --defense none --work DIR --keep OUT
     PYTHONPATH=src python scripts/leaderboard_gpu.py audit resnet8 --stage trained --part 1 --work DIR --keep OUT
 
-Each part becomes a file of its own below ``--keep``, as soon as it is done, and is not measured again; ``collect``
-makes entries of them. A trained model is that of the training without a defense and of the first seed.
+Each part joins its entry below ``--keep`` as soon as it is done; several processes can work there. A trained model is
+that of the training without a defense and of the first seed, for which an audit of it waits.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import math
 import signal
 import sys
@@ -21,56 +19,49 @@ from pathlib import Path
 import torch
 from lines import Lines
 
-from gradveil.auditing import make_case
+from gradveil.attacks import ATTACKS
 from gradveil.auditing.store import Store
-from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.defenses import DEFENSES
-from gradveil.lab.leaderboard.entries import path_of
-from gradveil.lab.leaderboard.measuring import audit, parameters_of, records, train
-from gradveil.lab.leaderboard.settings import SEEDS, SETTINGS
+from gradveil.lab.leaderboard import SEEDS, SETTINGS, Entry, Setting, Trained, save_entry
+from gradveil.lab.leaderboard.entries import audited_entries, path_of, read_entry
+from gradveil.lab.leaderboard.measuring import audit, parameters_of, train
 
 
-def slug(setting: str, spec: str) -> str:
-    return path_of(Path(), setting, spec).name.partition(".json")[0]
+def weights_of(options: argparse.Namespace, setting: Setting) -> Path:
+    return options.work / f"{setting.name}_none_{SEEDS[0]}.safetensors"
 
 
-def trainings(options: argparse.Namespace) -> None:
-    setting = SETTINGS[options.setting]
+def trainings(options: argparse.Namespace, setting: Setting) -> None:
     for seed in options.seed or SEEDS:
         for spec in map(DEFENSES.canonical, options.defense or setting.shown):
-            stem = f"{setting.name}_{slug(setting.name, spec)}_{seed}"
-            part = options.keep / f"train_{stem}.json"
-            if part.exists():
+            entered = read_entry(path_of(options.keep, setting.name, spec))
+            first = (spec, seed) == ("none", SEEDS[0]) and not weights_of(options, setting).exists()
+            if not first and entered and any(one.seed == seed for one in entered.trainings):
                 continue
-            started = time.perf_counter()
+            started, keep = time.perf_counter(), weights_of(options, setting) if first else None
             try:
-                model = options.work / f"{stem}.safetensors"
-                found = train(setting, spec, seed, options.device, keep=model, seconds=options.each)
+                found = Trained(**train(setting, spec, seed, options.device, keep=keep, seconds=options.each))
             except GradveilError as error:
-                found = {"seed": seed, "unfit": str(error)}
-            write_atomically(part, json.dumps({"setting": setting.name, "defense": spec, "training": found}).encode())
-            last = found.get("accuracy", [])[-1:] or found.get("unfit")
+                found = Trained(seed=seed, complete=False, unfit=str(error))
+            save_entry(options.keep, Entry(setting=setting.name, defense=spec, trainings=(found,)))
+            last = found.accuracy[-1:] or found.unfit
             print(f"{time.perf_counter() - started:6.1f} s {setting.name} {spec} seed {seed}: {last}", flush=True)
 
 
-def audits(options: argparse.Namespace) -> None:
-    setting = SETTINGS[options.setting]
+def audits(options: argparse.Namespace, setting: Setting) -> None:
     specs = [DEFENSES.canonical(spec) for spec in options.defense or setting.shown]
-    part = options.keep / f"audit_{setting.name}_{options.stage}_{options.part}.json.gz"
     folder, trained = options.work / setting.name / f"{options.stage}-{options.part}", None
-    if part.exists():
-        return
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(options.limit)
     try:
         if options.stage == "trained":
-            while not (options.keep / f"train_{setting.name}_none_{SEEDS[0]}.json").exists():
+            while not weights_of(options, setting).exists():
                 time.sleep(1)
-            trained = parameters_of(options.work / f"{setting.name}_none_{SEEDS[0]}.safetensors", options.device)
+            trained = parameters_of(weights_of(options, setting), options.device)
         case = setting.case(specs, options.device)
-        named = {"attacks": options.attack, "images": options.images, "data": options.data, "budget": options.budget}
-        case = make_case(case.as_json() | {name: value for name, value in named.items() if value})
+        if options.attack:
+            case = case.model_copy(update={"attacks": tuple(map(ATTACKS.canonical, options.attack))})
         found = audit(case, folder, trained, Lines(folder))
     except KeyboardInterrupt:
         print(f"stopped {setting.name} {options.stage} {options.part}; finished rows are kept", flush=True)
@@ -78,9 +69,8 @@ def audits(options: argparse.Namespace) -> None:
             return
         found = Store(folder).read_audit()
     signal.alarm(0)
-    kept = {"setting": setting.name, "case": found.case, "records": records(found, options.stage)}
-    write_atomically(part, gzip.compress(json.dumps(kept).encode(), mtime=0))
-    print(f"audited {setting.name} {options.stage} {options.part}", flush=True)
+    for entry in audited_entries(setting.name, found, options.stage):
+        print(f"entered {save_entry(options.keep, entry)}", flush=True)
 
 
 def main() -> None:
@@ -89,10 +79,7 @@ def main() -> None:
     parser.add_argument("setting")
     parser.add_argument("--defense", action="append")
     parser.add_argument("--attack", action="append")
-    parser.add_argument("--images", type=int)
-    parser.add_argument("--data")
     parser.add_argument("--seed", action="append", type=int)
-    parser.add_argument("--budget")
     parser.add_argument("--limit", type=int, default=0, help="seconds after which an audit stops; 0: none")
     parser.add_argument("--each", type=float, default=math.inf, help="seconds after which a training stops")
     parser.add_argument("--stage", choices=["untrained", "trained"], default="untrained")
@@ -101,8 +88,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for audits and trainings; large")
     parser.add_argument("--keep", type=Path, required=True, help="folder of the finished parts; small")
     options = parser.parse_args()
-    options.keep.mkdir(parents=True, exist_ok=True)
-    (trainings if options.what == "train" else audits)(options)
+    for folder in (options.keep, options.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    (trainings if options.what == "train" else audits)(options, SETTINGS[options.setting])
 
 
 if __name__ == "__main__":

@@ -37,4 +37,5 @@ class Quantise(Transform):
         exact = tensor.abs() / norm * self.levels
         below = exact.floor()
         up = rng.uniform(tensor.shape, tensor) < exact - below
-        return tensor.sign() * (below + up) * (norm / self.levels)
+        sent: Tensor = tensor.sign() * (below + up) * (norm / self.levels)
+        return sent

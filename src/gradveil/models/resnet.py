@@ -95,8 +95,8 @@ class ResNet(nn.Module):
                 layers.append(block(channels, out, stride=2 if stage > 0 and index == 0 else 1))
                 channels = out * block.expansion
             stages.append(nn.Sequential(*layers))
-        missing = [nn.Identity() for _ in range(4 - len(stages))]
-        self.layer1, self.layer2, self.layer3, self.layer4 = [*stages, *missing]
+        stages += [nn.Identity() for _ in range(4 - len(stages))]
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(channels, domain.classes)
         if norm == "group":
             for name, layer in [*self.named_modules()]:

@@ -107,6 +107,31 @@ SETTINGS = {
             reaches=0.91,
         ),
         Setting(
+            name="features-200",
+            title="The same, 200 examples and every attack of the thorough suite",
+            about=(
+                "The certified defense alone, against every attack that the thorough suite has for this setting. "
+                "Searches are shorter than the suite's and started once: a step passes two networks at full resolution."
+            ),
+            audit={
+                **_AUDIT, "budget": "thorough", "data": "cifar10:first=600,split=test", "model": _FEATURES,
+                "images": 200,
+                "attacks": [
+                    "identify", "fingerprint", "replay", "learned", "learned:rank=true",
+                    *(
+                        f"{name}restarts=1,strategy=vmap"
+                        for name in (
+                            "informed:iterations=60,", "ig:iterations=60,", "idlg:iterations=30,", "gi:iterations=40,",
+                            "ggl:iterations=40,optimizer=adam,", "ggl:iterations=40,", "gias:iterations=40,",
+                            "gifd:iterations=40,",
+                        )
+                    ),
+                ],
+            },
+            training=None,
+            shown=("veil:bound=0.3,rounds=80",),
+        ),
+        Setting(
             name="resnet8",
             title="CIFAR-10, ResNet-8 with group norm from scratch",
             about=_SAME_BATCH,
