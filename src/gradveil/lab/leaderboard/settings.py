@@ -77,7 +77,7 @@ _SAME_BATCH = (
 )
 _FEDSGD = {
     "algorithm": "fedsgd", "clients": 100, "batch_size": 10, "server_momentum": 0.9, "evaluate_every": 100,
-    "checkpoint_every": 10_000,
+    "train_mode": False,
 }  # fmt: skip
 _FEATURES = "features:backbone=efficientnet-lite0+efficientnet-lite2,pca=512"
 
@@ -99,7 +99,7 @@ SETTINGS = {
             },
             training={
                 **_FEDSGD, "data": "cifar10", "model": _FEATURES, "batch_size": None, "rounds": 80, "lr": 20.0,
-                "average_from": 41, "train_mode": False, "evaluate_every": 10,
+                "average_from": 41, "evaluate_every": 10,
             },
             shown=(
                 "none", "veil:bound=0.3,rounds=80", "dp:bound=0.3,sigma=4", "dp:bound=0.3,sigma=1.1", *PUBLISHED[1:],
