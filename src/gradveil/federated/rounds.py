@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import Counter
@@ -159,9 +160,11 @@ class Federation:
             raise GradveilError(f"cohort={self._summed} is more than the {each} clients of a round, who add less noise")
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
-        # A defense that remembers from round to round does so for each client apart.
-        own = [fresh(self.defense) for _ in range(case.clients)] if can_remember(self.defense) else [self.defense]
-        self._clients = [SimulatedClient(self.module, recipe=case.recipe, defense=one) for one in own]
+        self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)
+        remembering = range(case.clients if can_remember(self.defense) else 0)
+        self._with_memory = {number: copy.copy(self._client) for number in remembering}
+        for client in self._with_memory.values():
+            client.defense = fresh(self.defense)
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
         self._encoded: dict[int, tuple[ImageSet, Tensor]] = {}
@@ -306,7 +309,7 @@ class Federation:
             seen = self._features(self.train) if blind else None
             batch = batch if seen is None else Batch(seen[index.to(seen.device)], batch.labels)
         rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
-        return self._clients[client % len(self._clients)].start(
+        return self._with_memory.get(client, self._client).start(
             self.state.params,
             batch,
             rng,

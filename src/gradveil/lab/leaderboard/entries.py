@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -142,6 +143,7 @@ class Entry(_Strict):
     """One defense in one setting."""
 
     version: int = 2
+    """Written always: of a later version it would not be the default."""
     setting: str
     defense: Annotated[str, AfterValidator(_spec)]
     trainings: tuple[Trained, ...] = ()
@@ -297,7 +299,8 @@ def save_entry(folder: Path, entry: Entry) -> Path:
     path = path_of(folder, entry.setting, entry.defense)
     with claimed(folder, patience=PATIENCE):
         whole = merged(read_entry(path), entry)
-        text = whole.model_dump_json(exclude_defaults=True)
+        fields = {"version": whole.version} | whole.model_dump(mode="json", exclude_defaults=True)
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         write_atomically(path, gzip.compress(_rounded(text).encode(), mtime=0))
     return path
 

@@ -23,7 +23,7 @@ ANSWERS = ("rebuilt", "recognised", "member", "labels")
 CERTIFIED = "veil"
 _HEAD = """# Leaderboard
 
-![Accuracy against the worst that was found out, for each defense in the three settings with a training](frontier.svg)
+![Accuracy against the worst that was found out, for each defense in settings with a training](frontier.svg)
 
 Every defense on the same settings, against an adversary who knows the defense and holds a list of candidates (threat
 model D). Up and to the left is better. This page and its picture are computed from the files in `entries`, which hold
@@ -70,8 +70,8 @@ _LEFT_OUT = """## Left out
   with an energy threshold that adapts to the client, weights by channel, and a weighted aggregation. What was at hand
   does not fix the thresholds and weights, and its repository held a description and no code. It is entered once its
   algorithm is certain.
-- The first edition (20 images, untrained models) is no longer shown. Its files stay in `results`, for other pages cite
-  them.
+- The [first edition](first-edition.md) has 16 to 20 images, untrained models and longer searches. It stays as it was,
+  with its files in `results`, for other pages cite them.
 """
 _COLUMNS = {
     "defense": "---", "worst": "---:", "grade": ":-:", "rebuilt": "---:", "recognised": "---:", "member": "---:",
@@ -156,7 +156,11 @@ def leaderboard(entries: Sequence[Entry]) -> str:
         else:
             empty.append(name)
     if empty:
-        parts.append(f"Not measured yet: {', '.join(empty)}.\n")
+        listed = "".join(f"- `{name}`: {SETTINGS[name].title}\n" for name in empty)
+        parts.append(
+            "## Not measured yet\n\nThese need some minutes of a GPU each: "
+            f"`gradveil leaderboard --all --setting NAME`.\n\n{listed}"
+        )
     seeds = ", ".join(map(str, SEEDS[:-1])) + f" and {SEEDS[-1]}"
     return _HEAD.replace("{seeds}", seeds) + "\n".join([*parts, _LEFT_OUT])
 
@@ -178,13 +182,14 @@ def picture(entries: Sequence[Entry]) -> str:
 
 def _section(setting: Setting, entries: Sequence[Entry]) -> str:
     """Heading, what was measured and where, the table of defenses, who dominates whom, and those that do not fit."""
-    lines = sorted((Line(one) for one in entries if any(audit.rows for audit in one.audits)), key=Line.order)
+    shown = [one for one in entries if one.trainings or any(audit.rows for audit in one.audits)]
+    lines = sorted(map(Line, shown), key=Line.order)
     plain = next((line for line in lines if line.entry.defense == "none"), None)
     columns = _COLUMNS | (_COST_COLUMNS if setting.training is not None else {})
     table = [list(columns), list(columns.values())]
     for line in lines:
         cells = [f"`{line.entry.defense}`", "" if line.worst is None else f"{line.worst:.0%}", _grade(line)]
-        cells += [" / ".join(_answer(getattr(one, name)) for one in line.verdicts) for name in ANSWERS]
+        cells += [" / ".join(_answer(getattr(one, name)) for one in line.verdicts) or "?" for name in ANSWERS]
         cells += [_ceiling(line)]
         if setting.training is not None:
             cells += [_accuracy(line.accuracies), _accuracy(line.best), _time(line, plain)]
@@ -284,13 +289,13 @@ def _time(line: Line, plain: Line | None) -> str:
 def _task(setting: Setting, entries: Sequence[Entry]) -> str:
     """What there is to find, and how much of it chance finds: that is as good as a defense can look."""
     case = setting.case(["none"], "cpu")
-    rows = [row for one in entries for each in one.audits for row in each.rows if row.at_random is not None]
-    lineup, chance = rows[0].gallery, rows[0].at_random or 0.0
+    lineup = max(case.images, case.gallery)
+    chance = min(1.0, case.batch_size / lineup)
     machines = sorted({f"{e.device}, torch {e.torch}" for one in entries for a in one.audits if (e := a.environment)})
     attacks = ", ".join(f"`{one}`" for one in case.attacks)
     return (
         f"{case.images} private examples, {case.batch_size} behind each reply, in a line-up of {lineup}; random picks "
-        f"get {chance:.1%}. Attacks: {attacks}. `{setting.name}`; {'; '.join(machines)}."
+        f"get {chance:.1%}. Attacks: {attacks}. {'; '.join([f'`{setting.name}`', *machines])}."
     )
 
 
