@@ -3,8 +3,8 @@
     python scripts/recompute.py --count 100 --seed 1
 
 A page of ``docs/results/paper`` or ``small`` has tables whose columns read ``PSNR: paper / text / release``. Each of
-our figures is looked for in the packed results: the mean over the images of the case whose title is that line, or, where
-two lines share a case, of any case.
+our figures is looked for in the packed results: the mean over the images of the case whose title is that line. Where
+two lines share a case, it may be that of any case.
 """
 
 from __future__ import annotations
