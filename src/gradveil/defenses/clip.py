@@ -20,7 +20,8 @@ from gradveil.engine import example_gradients, example_pass, products, rules, tr
 ENTRIES_AT_ONCE = 2**26
 """So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
 EXAMPLES_AT_ONCE = 64
-"""So many go through a large model together where no gradients of single examples are held."""
+NUMBERS_AT_ONCE = 2**18
+"""So many examples go through a model together where no gradients of single ones are held, and more small ones."""
 
 
 @DEFENSES.register("clip")
@@ -106,8 +107,11 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float] | None:
     count = len(step.batch)
     total: Params = {}
     clipped = 0.0
-    for start in range(0, count, EXAMPLES_AT_ONCE):
-        some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
+    size = EXAMPLES_AT_ONCE
+    if isinstance(step.batch.inputs, Tensor) and step.batch.inputs.dim() == 2:  # no picture: features, a row of a table
+        size = max(size, NUMBERS_AT_ONCE // step.batch.inputs.shape[1])
+    for start in range(0, count, size):
+        some = step.batch.take(slice(start, start + size))
         passed = example_pass(step, some)
         if passed is None:
             return None
