@@ -54,7 +54,6 @@ def test_a_pass_through_a_large_model_copies_it_once(monkeypatch: pytest.MonkeyP
     step = large_step(module)
     assert not why_not_shared(step)
     monkeypatch.setattr(clip, "EXAMPLES_AT_ONCE", 2)
-    monkeypatch.setattr(clip, "NUMBERS_AT_ONCE", 1)
     assert copies_in(module, lambda: why_not_shared(step)) == 0
     assert copies_in(module, lambda: example_gradients(step, step.batch)) == 1
     assert copies_in(module, lambda: clip.clipped_mean(step, 1.0)) == 3

@@ -8,20 +8,21 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
-from gradveil.core.types import Params
+from gradveil.core.types import Params, cross_entropy
 from gradveil.defenses.base import DEFENSES, At, Defense, Log, Step, Transform
 from gradveil.engine import example_gradients, example_pass, products, rules, trained_gradients, without_tf32
+from gradveil.models import FeatureHead
 
 ENTRIES_AT_ONCE = 2**26
 """So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
 EXAMPLES_AT_ONCE = 64
-NUMBERS_AT_ONCE = 2**18
-"""So many examples go through a model together where no gradients of single ones are held, and more small ones."""
+"""So many go through a large model together where no gradients of single examples are held."""
 
 
 @DEFENSES.register("clip")
@@ -91,9 +92,29 @@ def clipped_mean(step: Step, bound: float) -> Params:
         return map_each(torch.zeros_like, step.params)
     # Under autocast, sums over examples would be rounded to so few bits that one example moves many entries.
     with torch.autocast(step.batch.inputs.device.type, enabled=False), torch.autocast("cpu", enabled=False):
-        mean, clipped = _unformed(step, bound) or _formed(step, bound)
+        mean, clipped = _of_head(step, bound) or _unformed(step, bound) or _formed(step, bound)
     step.log.add("clipped", clipped / len(step.batch))
     return mean if step.expected is None else scaled(mean, len(step.batch) / step.expected)
+
+
+def _of_head(step: Step, bound: float) -> tuple[Params, float] | None:
+    """The same for a head on features under cross-entropy, and how many were clipped; None for anything else.
+
+    The gradient of an example is the product of its error and its features, and each row is computed by itself.
+    """
+    if type(step.model.module) is not FeatureHead or step.loss is not cross_entropy:
+        return None
+    seen, labels, weight = step.batch.inputs, step.batch.labels, step.params["head.weight"]
+    with torch.no_grad(), without_tf32():
+        scores = F.linear(seen, weight, step.params.get("head.bias"))
+        wanted = labels if labels.is_floating_point() else F.one_hot(labels, scores.shape[1])
+        errors = scores.softmax(dim=1) * wanted.sum(dim=1, keepdim=True) - wanted
+        lengths = errors.norm(dim=1) * (seen.square().sum(dim=1) + ("head.bias" in step.params)).sqrt()
+        kept = shrinkage(lengths, bound)
+        errors, seen = _times(errors, kept), _times(seen, (kept > 0).to(seen))
+        total = {"head.weight": errors.T @ seen, "head.bias": errors.sum(dim=0)}
+    mean = {name: total[name].to(parameter) / len(step.batch) for name, parameter in step.params.items()}
+    return mean, float((lengths > bound).sum())
 
 
 def _unformed(step: Step, bound: float) -> tuple[Params, float] | None:
@@ -107,11 +128,8 @@ def _unformed(step: Step, bound: float) -> tuple[Params, float] | None:
     count = len(step.batch)
     total: Params = {}
     clipped = 0.0
-    size = EXAMPLES_AT_ONCE
-    if isinstance(step.batch.inputs, Tensor) and step.batch.inputs.dim() == 2:  # no picture: features, a row of a table
-        size = max(size, NUMBERS_AT_ONCE // step.batch.inputs.shape[1])
-    for start in range(0, count, size):
-        some = step.batch.take(slice(start, start + size))
+    for start in range(0, count, EXAMPLES_AT_ONCE):
+        some = step.batch.take(slice(start, start + EXAMPLES_AT_ONCE))
         passed = example_pass(step, some)
         if passed is None:
             return None

@@ -135,7 +135,7 @@ def example_pass(step: LocalLoss, batch: Batch) -> LayerPass | None:
         passed = _pass_alone(step, batch)
     except UnsupportedError:
         return None
-    return passed if _is_one_layer(step) or products.pays_off(passed, step.params.keys()) else None
+    return passed if products.pays_off(passed, step.params.keys()) else None
 
 
 def _pass_alone(step: LocalLoss, batch: Batch) -> LayerPass:
@@ -160,8 +160,7 @@ def why_not_shared(step: LocalLoss) -> str:
     inputs: object = step.batch.inputs
     if not isinstance(inputs, Tensor):
         return "the model takes several inputs"
-    few = sum(tensor.numel() for tensor in step.params.values()) < products.PAYS_OFF
-    if few and not _is_one_layer(step):
+    if sum(tensor.numel() for tensor in step.params.values()) < products.PAYS_OFF:
         return _FEW_WEIGHTS
     if len({tensor.device for tensor in (*step.frozen.values(), *step.params.values())}) > 1:
         return "the model is spread over several devices"
@@ -183,12 +182,6 @@ def why_not_shared(step: LocalLoss) -> str:
     inputs = step.batch.inputs
     kind = ("layer rules", tuple(step.params), inputs.shape[1:], inputs.dtype, inputs.device)
     return cached(step.model.module, kind, checked)
-
-
-def _is_one_layer(step: LocalLoss) -> bool:
-    """Whether the model is a linear layer, such as a head on features: its factors are all that lengths need."""
-    layers = [layer for layer in step.model.module.modules() if next(layer.parameters(recurse=False), None) is not None]
-    return len(layers) == 1 and type(layers[0]) is nn.Linear
 
 
 def _complaint(step: LocalLoss) -> str:
@@ -213,8 +206,7 @@ def _complaint(step: LocalLoss) -> str:
 
     beside = replace(step, params=map_each(nearby, step.params))
     with without_tf32():
-        passed = _pass_alone(step, Batch(drawn, labels))
-        if not _is_one_layer(step) and not products.pays_off(passed, step.params.keys()):
+        if not products.pays_off(_pass_alone(step, Batch(drawn, labels)), step.params.keys()):
             return _FEW_WEIGHTS
     for at in (step, beside):
 

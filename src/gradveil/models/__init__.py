@@ -15,7 +15,7 @@ from gradveil.models.calls import (
     with_logits,
     zeros_like_one,
 )
-from gradveil.models.features import PublicFeatures, encoded
+from gradveil.models.features import FeatureHead, PublicFeatures, encoded
 from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
 from gradveil.models.watch import (
@@ -31,6 +31,7 @@ from gradveil.models.watch import (
 __all__ = [
     "MODELS",
     "AddsToLoss",
+    "FeatureHead",
     "Fronted",
     "Functional",
     "Imprint",
