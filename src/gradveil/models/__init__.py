@@ -18,6 +18,7 @@ from gradveil.models.calls import (
 from gradveil.models.features import FeatureHead, PublicFeatures, encoded
 from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
+from gradveil.models.subspace import Subspace
 from gradveil.models.watch import (
     Representation,
     batch_norm_statistics,
@@ -40,6 +41,7 @@ __all__ = [
     "PublicFeatures",
     "Representation",
     "SeveralInputs",
+    "Subspace",
     "arguments_of",
     "as_pictures",
     "batch_norm_statistics",

@@ -39,7 +39,7 @@ def build(spec: str, domain: Domain, *, seed: int) -> nn.Module:
     17038
     """
     front, behind = split_front(spec)
-    name, factory, options = _parse(behind)
+    name, factory, options = factory_of(behind)
     with isolated(seed, "model", name):
         model = factory(domain, **options).eval()
         # Inside the isolation, because lazy layers draw their weights at the first forward pass.
@@ -54,7 +54,7 @@ def canonical(spec: str) -> str:
     'vit:depth=2,dim=64'
     """
     front, behind = split_front(spec)
-    name, _, options = _parse(behind)
+    name, _, options = factory_of(behind)
     model = join_spec(name, options)
     return model if front is None else fronted_spec(front, model)
 
@@ -122,7 +122,7 @@ def is_small(domain: Images) -> bool:
     return max(domain.height, domain.width) <= SMALL_SIDE
 
 
-def _parse(spec: str) -> tuple[str, Callable[..., nn.Module], dict[str, Any]]:
+def factory_of(spec: str) -> tuple[str, Callable[..., nn.Module], dict[str, Any]]:
     """The name of a model, what makes one of a domain and options, and the options of the spec."""
     if not is_import_path(spec):
         name, options = MODELS.parse(spec)

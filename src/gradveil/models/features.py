@@ -22,9 +22,12 @@ from gradveil.data import ImageSet, load
 from gradveil.domains import Images
 from gradveil.models.building import MODELS
 from gradveil.models.efficientnet import SIZES, EfficientNetLite
+from gradveil.models.scattering import SIDE, Scattering
 
 PUBLIC = ("photos-64", "open-images:size=120")
 """Photographs that the directions of features are fitted to."""
+NO_WEIGHTS = "scattering"
+"""The backbone that nobody trained."""
 MOST_DIRECTIONS = 1024
 AT_ONCE = 64
 KEPT_FROM = 256
@@ -56,7 +59,7 @@ class Resize(nn.Module):
 
 
 class Backbones(nn.Module):
-    """Pictures to what public networks see in them, each at its own size: [n, 1280 for each], unit length each.
+    """Pictures to what public networks see in them, each at its own size: [n, 1280 or more], unit length of each.
 
     With ``mirror`` it is the mean of what they see in a picture and in its mirror image.
     """
@@ -66,8 +69,11 @@ class Backbones(nn.Module):
     ) -> None:
         super().__init__()
         self.mirror = mirror
-        self.networks = nn.ModuleList(EfficientNetLite(name, progress=progress) for name in names)
-        self.resize = nn.ModuleList(Resize(domain.height, domain.width, SIZES[name]) for name in names)
+        self.networks = nn.ModuleList(
+            Scattering() if name == NO_WEIGHTS else EfficientNetLite(name, progress=progress) for name in names
+        )
+        sides = (SIDE if name == NO_WEIGHTS else SIZES[name] for name in names)
+        self.resize = nn.ModuleList(Resize(domain.height, domain.width, side) for side in sides)
 
     def forward(self, pictures: Tensor) -> Tensor:
         found = []
@@ -111,7 +117,7 @@ class PublicFeatures(nn.Module):
         progress: Progress = SILENT,
     ) -> None:
         super().__init__()
-        self.key = f"{'+'.join(lookup(name).archive_sha256 for name in names)} {pca} {whiten:g} {mirror}"
+        self.key = f"{'+'.join(map(_digest, names))} {pca} {whiten:g} {mirror}"
         """What the features follow from, beside the pictures."""
         self.backbones = Backbones(names, domain, mirror=mirror, progress=progress)
         mean, directions = public_directions(names, domain, mirror, pca, whiten, progress)
@@ -182,7 +188,7 @@ def public_directions(
     """
     count = None if pca else FEW
     shape = f"{domain.channels}x{domain.height}x{domain.width}"
-    key = "\n".join([*(lookup(name).archive_sha256 for name in names), *PUBLIC, str(count), shape, str(mirror)])
+    key = "\n".join([*map(_digest, names), *PUBLIC, str(count), shape, str(mirror)])
     path = cache_folder() / f"public-features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
     if not path.exists():
         seen = _public(Backbones(names, domain, mirror=mirror), domain, count, progress).double()
@@ -201,6 +207,16 @@ def public_directions(
     return found["mean"], found["directions"][:pca].T / lengths
 
 
+def _digest(name: str) -> str:
+    return name if name == NO_WEIGHTS else lookup(name).archive_sha256
+
+
+def shown_as(domain: Images, photographs: Tensor) -> Tensor:
+    """Photographs [n, 3, ...] at the size of a domain's pictures, and grey where these are."""
+    shown = photographs if domain.channels == 3 else photographs.mean(dim=1, keepdim=True)
+    return F.interpolate(shown, size=(domain.height, domain.width), mode="bicubic", antialias=True).clamp(0, 1)
+
+
 @torch.no_grad()
 def _public(backbones: Backbones, domain: Images, count: int | None, progress: Progress) -> Tensor:
     """[n, D]: what networks see in the first ``count`` public photographs, or in all; on a GPU if there is one."""
@@ -213,10 +229,7 @@ def _public(backbones: Backbones, domain: Images, count: int | None, progress: P
         with progress.task("features of public photographs, once", sum(map(len, each))) as task:
             for data in each:
                 for start in range(0, len(data), AT_ONCE):
-                    shown = data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs
-                    shown = shown if domain.channels == 3 else shown.mean(dim=1, keepdim=True)
-                    size = (domain.height, domain.width)
-                    shown = F.interpolate(shown, size=size, mode="bicubic", antialias=True).clamp(0, 1)
+                    shown = shown_as(domain, data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs)
                     found.append(backbones(shown.to(device)).cpu())
                     task.advance(len(shown))
     finally:
@@ -237,7 +250,7 @@ def features(
     """Linear head on frozen public features; ``backbone`` names networks joined by +, ``pca`` public directions."""
     names = tuple(part.strip() for part in backbone.split("+"))
     for name in names:
-        find("backbone", name, SIZES)
+        find("backbone", name, {**SIZES, NO_WEIGHTS: SIDE})
     if domain.channels not in (1, 3):
         raise GradveilError(f"model features takes grey or colored pictures, not {domain.channels} channels")
     if pca < 0 or not 0 <= whiten <= 1:
