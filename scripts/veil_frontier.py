@@ -31,7 +31,7 @@ from gradveil.data import ImageSet
 from gradveil.defenses import Veil
 from gradveil.federated import Federation, Training
 from gradveil.federated.run import data_of
-from gradveil.models import PublicFeatures
+from gradveil.models import PublicFeatures, encoded
 from gradveil.models.features import Backbones
 
 HELD_OUT = 5
@@ -118,6 +118,8 @@ def seen_by(backbone: str, data: ImageSet, options: argparse.Namespace, label: s
 
 def features_of(model: PublicFeatures, data: ImageSet, options: argparse.Namespace, label: str) -> Tensor:
     """What ``model.encode`` gives for a data set, from what the store has of it."""
+    if options.given:
+        return encoded(model, data)
     _, given = split_spec(options.model)
     pairs = [seen_by(each, data, options, label) for each in given["backbone"].split("+")]
     parts = [(plain + mirrored) / 2 if model.backbones.mirror else plain for plain, mirrored in pairs]
@@ -125,7 +127,10 @@ def features_of(model: PublicFeatures, data: ImageSet, options: argparse.Namespa
 
 
 def variants(options: argparse.Namespace) -> Iterator[str]:
-    """Models to choose from: all combinations of two options, and for the others one at a time."""
+    """Models to choose from: all combinations of two options, and for the others one at a time; or those given."""
+    if options.given:
+        yield from options.given
+        return
     usual = {"backbone": options.backbone, "pca": max(options.pca) // 2, "whiten": 0.5, "mirror": True, "bias": False}
     changes: list[dict[str, Any]] = [{"pca": pca, "whiten": w} for pca in options.pca for w in options.whiten]
     changes += [{"mirror": False}, {"bias": True}, {"mirror": False, "bias": True}]
@@ -227,6 +232,7 @@ def main() -> None:
     numbers = lambda text: [int(each) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--pca", type=numbers, default=[256, 512, 1024])
     parser.add_argument("--whiten", type=lambda text: [float(w) for w in text.split(",")], default=[0.25, 0.5, 0.75])
+    parser.add_argument("--given", action="append", help="a model to choose from, in the place of all others")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--rounds", type=numbers, default=[40, 80, 160])

@@ -19,6 +19,7 @@ from gradveil import models
 from gradveil.attacks import finite_or_none
 from gradveil.client import ClientRun, Reply, SimulatedClient, cross_entropy, running_statistics
 from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, scaled
@@ -146,10 +147,12 @@ class Federation:
         *,
         defense: Defense | None = None,
         on_exchange: Callable[[RoundExchange], None] | None = None,
+        progress: Progress = SILENT,
     ) -> None:
         self.case, self.train, self.on_exchange = case, train.to(case.device), on_exchange
+        self._progress = progress
         self.defense = defense or DEFENSES.build(case.defense)
-        model = models.build(case.model, train.domain, seed=case.seed)
+        model = models.build(case.model, train.domain, seed=case.seed, progress=progress)
         self.module = self.defense.on_model(model).to(case.device)
         self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
         self.state = State(trained_parameters(self.module), running_statistics(self.module))
@@ -279,7 +282,7 @@ class Federation:
         if not isinstance(self.module, PublicFeatures):
             return None
         if id(data) not in self._encoded:
-            self._encoded[id(data)] = data, encoded(self.module, data)
+            self._encoded[id(data)] = data, encoded(self.module, data, progress=self._progress)
         return self._encoded[id(data)][1]
 
     def examples(self, client: int, number: int, order: Tensor | None = None) -> tuple[Batch, Tensor]:

@@ -240,6 +240,7 @@ def _public(backbones: Backbones, domain: Images, count: int | None, progress: P
 @MODELS.register("features")
 def features(
     domain: Images,
+    progress: Progress = SILENT,
     *,
     backbone: str = "efficientnet-lite0",
     pca: int = 0,
@@ -255,4 +256,4 @@ def features(
         raise GradveilError(f"model features takes grey or colored pictures, not {domain.channels} channels")
     if pca < 0 or not 0 <= whiten <= 1:
         raise GradveilError("model features: pca is at least 0, and whiten from 0 to 1")
-    return PublicFeatures(domain, names, pca=pca, whiten=whiten, mirror=mirror, bias=bias)
+    return PublicFeatures(domain, names, pca=pca, whiten=whiten, mirror=mirror, bias=bias, progress=progress)

@@ -54,7 +54,7 @@ class Scattering(nn.Module):
         fine, coarse = first[..., :ANGLES, :, :], self.waves[ANGLES:]
         second = torch.fft.ifft2(torch.fft.fft2(fine)[..., None, :, :] * coarse).abs().flatten(-4, -3)
         every = torch.cat([padded[..., None, :, :], first, second], dim=-3)
-        smoothed = torch.fft.ifft2(torch.fft.fft2(every) * self.smooth).real
+        smoothed: Tensor = torch.fft.ifft2(torch.fft.fft2(every) * self.smooth).real
         step = 2**SCALES
         middle = smoothed[..., MARGIN + step // 2 : -MARGIN : step, MARGIN + step // 2 : -MARGIN : step]
         return middle.flatten(1)

@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.progress import SILENT, Progress
 from gradveil.data import load
 from gradveil.domains import Images
 from gradveil.models.building import MODELS, factory_of
@@ -39,7 +40,7 @@ class Subspace(nn.Module):
         self.coordinates = nn.Parameter(torch.zeros(directions.shape[1]))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        away = (self.directions @ self.coordinates).split(self._sizes)
+        away = torch.split(self.directions @ self.coordinates, self._sizes)
         own = dict(self.model.named_parameters())
         parts = zip(self._moved, away, strict=True)
         scores: Tensor = functional_call(
@@ -80,7 +81,13 @@ class Adapter(nn.Module):
 
 @MODELS.register("subspace")
 def subspace(
-    domain: Images, *, model: str = "resnet8", kind: Kind = "random", dimensions: int = 512, head: bool = True
+    domain: Images,
+    progress: Progress = SILENT,
+    *,
+    model: str = "resnet8",
+    kind: Kind = "random",
+    dimensions: int = 512,
+    head: bool = True,
 ) -> nn.Module:
     """Another model in ``dimensions`` public directions (in its options write ; for ,), its last layer trained whole.
 
@@ -89,11 +96,18 @@ def subspace(
     name, factory, options = factory_of(model.replace(";", ","))
     if name in ("subspace", "features"):
         raise GradveilError(f"model subspace: {name} sends few numbers already")
-    return in_subspace(factory(domain, **options).eval(), domain, kind=kind, dimensions=dimensions, head=head)
+    inner = factory(domain, **options).eval()
+    return in_subspace(inner, domain, kind=kind, dimensions=dimensions, head=head, progress=progress)
 
 
 def in_subspace(
-    inner: nn.Module, domain: Images, *, kind: Kind = "random", dimensions: int = 512, head: bool = True
+    inner: nn.Module,
+    domain: Images,
+    *,
+    kind: Kind = "random",
+    dimensions: int = 512,
+    head: bool = True,
+    progress: Progress = SILENT,
 ) -> nn.Module:
     """A model, which is changed, in so many directions; torch's global generator draws what is random."""
     if dimensions < 1:
@@ -116,7 +130,10 @@ def in_subspace(
         raise GradveilError(
             f"model subspace: {dimensions} directions of {entries:,} numbers are too many: take fewer, or kind=layers"
         )
-    directions = torch.randn(entries, dimensions) if kind == "random" else _public_gradients(inner, moved, domain)
+    if kind == "random":
+        directions = torch.randn(entries, dimensions)
+    else:
+        directions = _public_gradients(inner, moved, domain, progress)
     if directions.shape[1] < dimensions:
         raise GradveilError(f"model subspace: public photographs give {directions.shape[1]} directions at most")
     orthonormal = torch.linalg.qr(directions)[0] if kind == "random" else directions[:, :dimensions]
@@ -132,7 +149,7 @@ def _plain(layer: nn.Module) -> bool:
     )
 
 
-def _public_gradients(model: nn.Module, moved: list[str], domain: Images) -> Tensor:
+def _public_gradients(model: nn.Module, moved: list[str], domain: Images, progress: Progress) -> Tensor:
     """[D, n]: the directions that gradients of public photographs take most, under labels drawn at random."""
     every = {name: parameter.detach() for name, parameter in model.named_parameters()}
     own = {name: every[name] for name in moved}
@@ -141,12 +158,16 @@ def _public_gradients(model: nn.Module, moved: list[str], domain: Images) -> Ten
     def one(params: dict[str, Tensor], shown: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, {**every, **params}, shown[None]), label[None])
 
-    for spec in PUBLIC:
-        data = load(spec)
-        for start in range(0, len(data), AT_ONCE):
-            shown = shown_as(domain, data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs)
-            each = vmap(grad(one), in_dims=(None, 0, 0))(own, shown, torch.randint(domain.classes, (len(shown),)))
-            found.append(torch.cat([each[name].flatten(1) for name in moved], dim=1))
-            if sum(map(len, found)) * entries > MOST_ENTRIES:
-                raise GradveilError("model subspace: kind=public is for models of fewer numbers: take kind=layers")
-    return torch.linalg.svd(torch.cat(found), full_matrices=False)[2].T
+    photographs = [load(spec, progress=progress) for spec in PUBLIC]
+    if sum(map(len, photographs)) * entries > MOST_ENTRIES:
+        raise GradveilError("model subspace: kind=public is for models of fewer numbers: take kind=layers")
+    with progress.task("gradients of public photographs", sum(map(len, photographs))) as task:
+        for data in photographs:
+            for start in range(0, len(data), AT_ONCE):
+                shown = shown_as(domain, data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs)
+                labels = torch.randint(domain.classes, (len(shown),))
+                each = vmap(grad(one), in_dims=(None, 0, 0))(own, shown, labels)
+                found.append(torch.cat([each[name].flatten(1) for name in moved], dim=1))
+                task.advance(len(shown))
+    directions: Tensor = torch.linalg.svd(torch.cat(found), full_matrices=False)[2]
+    return directions.T
