@@ -5,7 +5,7 @@ clients' sum in one product, for many settings at once: that is what equal share
 chosen, trains as `gradveil train` does, client by client, and asks the test set once for each seed.
 
     python scripts/veil_frontier.py search --device cuda --store /dev/shm --out settings.jsonl
-    python scripts/veil_frontier.py train --device cuda --store /dev/shm --settings settings.jsonl --out veil.jsonl
+    python scripts/veil_frontier.py train --store /dev/shm --settings settings.jsonl --out veil.jsonl
 """
 
 from __future__ import annotations
@@ -131,16 +131,17 @@ def variants(options: argparse.Namespace) -> Iterator[str]:
     if options.given:
         yield from options.given
         return
-    usual = {"backbone": options.backbone, "pca": max(options.pca) // 2, "whiten": 0.5, "mirror": True, "bias": False}
+    usual = {"backbone": options.backbone, "pca": max(options.pca) // 2, "whiten": 0.5, "mirror": not options.letters,
+             "bias": False}  # fmt: skip
     changes: list[dict[str, Any]] = [{"pca": pca, "whiten": w} for pca in options.pca for w in options.whiten]
-    changes += [{"mirror": False}, {"bias": True}, {"mirror": False, "bias": True}]
+    changes += [{"mirror": options.letters}, {"bias": True}]
     changes += [{"backbone": each} for each in options.backbone.split("+") if "+" in options.backbone]
     for change in changes:
         yield join_spec("features", usual | change)
 
 
 def search(options: argparse.Namespace) -> None:
-    train, _ = data_of(Training(data=options.data))
+    train, test = data_of(Training(data=options.data))
     classes, device = train.domain.classes, options.device
     order = torch.randperm(len(train), generator=generator(0, "held out")).to(device)
     count = len(order) // HELD_OUT
@@ -167,6 +168,15 @@ def search(options: argparse.Namespace) -> None:
                 found[place] = one, setting
         return found
 
+    def keep(spec: str) -> None:
+        """Write the features of all images to the store, for ``train``; those of the test set are not looked at."""
+        options.model = spec
+        model = models.build(spec, train.domain, seed=0).to(device)
+        assert isinstance(model, PublicFeatures)
+        pairs = (train, options.data), (test, f"{options.data}-test")
+        parts = [features_of(model, data, options, label).cpu() for data, label in pairs]
+        torch.save((spec, *parts), options.store / f"chosen-{options.data}.pt")
+
     def note(row: Row) -> None:
         print(json.dumps(row), flush=True)
         with options.out.open("a") as file:
@@ -178,6 +188,7 @@ def search(options: argparse.Namespace) -> None:
         totals[spec] = sum(one for one, _ in found.values())
         note({"model": spec, "held_out": [round(found[i][0], 4) for i in sorted(found)]})
     spec = max(totals, key=lambda each: totals[each])
+    keep(spec)
     each_rounds = [best(spec, PROMISES, rounds) for rounds in options.rounds]
     for place, promise in enumerate(PROMISES):
         for found in each_rounds:
@@ -195,8 +206,10 @@ def train(options: argparse.Namespace) -> None:
     rows = [json.loads(line) for line in options.settings.read_text().splitlines()]
     chosen = [row for row in rows if row.get("chosen") in options.places]
     own, test = data_of(Training(data=options.data))
+    spec, *parts = torch.load(options.store / f"chosen-{options.data}.pt", weights_only=True)
+    assert all(row["model"] == spec for row in chosen)
     for seed, row in itertools.product(options.seeds, chosen):
-        options.model, rounds = row["model"], row["rounds"]
+        rounds = row["rounds"]
         setting = Setting(row["promise"], rounds, row["bound"], row["lr"])
         case = Training(
             data=options.data, model=row["model"], clients=options.clients, rounds=rounds, algorithm="fedsgd",
@@ -205,9 +218,8 @@ def train(options: argparse.Namespace) -> None:
             defense="none" if setting.defense is None else setting.defense.spec,
         )  # fmt: skip
         federation = Federation(case, own)
-        assert isinstance(federation.module, PublicFeatures)
-        for data, label in ((federation.train, options.data), (test, f"{options.data}-test")):
-            federation.give_features(data, features_of(federation.module, data, options, label))
+        for data, features in zip((federation.train, test), parts, strict=True):
+            federation.give_features(data, features.to(options.device))
         started = time.perf_counter()
         for number in range(1, rounds + 1):
             federation.round(number)
@@ -232,6 +244,7 @@ def main() -> None:
     numbers = lambda text: [int(each) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--pca", type=numbers, default=[256, 512, 1024])
     parser.add_argument("--whiten", type=lambda text: [float(w) for w in text.split(",")], default=[0.25, 0.5, 0.75])
+    parser.add_argument("--letters", action="store_true", help="pictures that mean something else in a mirror")
     parser.add_argument("--given", action="append", help="a model to choose from, in the place of all others")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--partition", default="iid")

@@ -7,6 +7,7 @@ nothing new to prove: it bounds and hides the gradient in the coordinates, which
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Literal
 
@@ -151,6 +152,8 @@ def _plain(layer: nn.Module) -> bool:
 
 def _public_gradients(model: nn.Module, moved: list[str], domain: Images, progress: Progress) -> Tensor:
     """[D, n]: the directions that gradients of public photographs take most, under labels drawn at random."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = copy.deepcopy(model).to(device)
     every = {name: parameter.detach() for name, parameter in model.named_parameters()}
     own = {name: every[name] for name in moved}
     entries, found = sum(tensor.numel() for tensor in own.values()), []
@@ -166,8 +169,11 @@ def _public_gradients(model: nn.Module, moved: list[str], domain: Images, progre
             for start in range(0, len(data), AT_ONCE):
                 shown = shown_as(domain, data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs)
                 labels = torch.randint(domain.classes, (len(shown),))
-                each = vmap(grad(one), in_dims=(None, 0, 0))(own, shown, labels)
+                each = vmap(grad(one), in_dims=(None, 0, 0))(own, shown.to(device), labels.to(device))
                 found.append(torch.cat([each[name].flatten(1) for name in moved], dim=1))
                 task.advance(len(shown))
-    directions: Tensor = torch.linalg.svd(torch.cat(found), full_matrices=False)[2]
-    return directions.T
+    rows = torch.cat(found)
+    squares, sides = torch.linalg.eigh(rows.double() @ rows.double().T)  # far smaller than what it is the square of
+    kept = squares > 1e-8 * squares[-1]
+    directions: Tensor = rows.T @ (sides[:, kept] / squares[kept].sqrt()).float()
+    return directions.flip(1).cpu()
