@@ -36,6 +36,15 @@ MOMENTUM = 0.9
 AT_ONCE = 500
 
 
+ENDS = [math.inf]
+
+
+def in_time() -> None:
+    """End between two rounds once the time is over: who is killed at work on a GPU may take others down."""
+    if time.perf_counter() > ENDS[0]:
+        raise SystemExit("no time is left")
+
+
 def trained(
     spec: str, train: ImageSet, out: ImageSet, veil: Veil, lr: float, noise: float, seed: int, device: str
 ) -> tuple[float, float]:
@@ -44,6 +53,7 @@ def trained(
     params, velocity, mean = model.params, map_each(torch.zeros_like, model.params), Params()
     rng, half = Stream.seeded(seed, "veil any"), veil.rounds // 2
     for number in range(1, veil.rounds + 1):
+        in_time()
         total = map_each(torch.zeros_like, params)
         for start in range(0, len(train), AT_ONCE):
             batch = train.batch(range(start, min(start + AT_ONCE, len(train)))).to(device)
@@ -94,7 +104,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2, 3])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     options = parser.parse_args()
+    ENDS[0] = time.perf_counter() + options.seconds
     train, test = data_of(Training(data=options.data))
     train = train.to(options.device)
     found = chosen(options.model, train, options)
@@ -108,6 +120,7 @@ def main() -> None:
         )  # fmt: skip
         federation, started = Federation(case, train), time.perf_counter()
         for number in range(1, rounds + 1):
+            in_time()
             federation.round(number)
         row = {
             "data": options.data, "model": options.model, "clients": options.clients, "partition": "iid",
