@@ -18,9 +18,9 @@ from gradveil.client.inspection import Inspection, inspect
 from gradveil.client.local import LocalRun, mini_batches
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.trees import added_at_once, all_finite, detached
+from gradveil.core.trees import added_at_once, all_finite, detached, map_each
 from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
-from gradveil.defenses import Defense, Log, PublicData, Step, check_model, check_result, defended_step
+from gradveil.defenses import Defense, Log, PublicData, Step, check_model, check_result, defended_step, links_of
 from gradveil.engine import Request
 from gradveil.models.functional import Functional
 
@@ -178,6 +178,10 @@ class ClientRun(LocalRun):
 
     def request(self) -> Request[Any]:
         """A gradient or, after the last step, running statistics."""
+        recomputed = any(link.has_guarantee and link.recomputes_gradient for link in links_of(self._client.defense)[:1])
+        if not self.trained and recomputed:
+            self._evaluated = self.on_forward(len(self.inputs[self.examples]))
+            return Request(_no_gradient, self.params)  # it would not be looked at
         if not self.trained:
             return super().request()
         return Request(self._client.statistics, (self._arrived, self._buffers, self.inputs[self._passes[0]]))
@@ -200,7 +204,7 @@ class ClientRun(LocalRun):
         """What leaves when the run is done."""
         return Reply(self._leaving, self._buffers, len(self._start.batch), self._start.log)
 
-    def step(self, value: Tensor) -> Step:
+    def step(self, value: Tensor | None) -> Step:
         """The next step, as a defense sees it, at a loss of ``value``."""
         start = self._start
         return replace(
@@ -243,6 +247,11 @@ class ClientRun(LocalRun):
                 "the gradient holds NaN or infinity, the model's parameters do not: look at the inputs and the defense"
             )
         raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
+
+
+def _no_gradient(params: Params) -> tuple[Params, None]:
+    """Zeros in the place of a gradient, and no loss."""
+    return map_each(torch.zeros_like, params), None
 
 
 class StatisticsAfter:

@@ -71,7 +71,7 @@ def run_training(
         raise GradveilError(f"{folder} holds a training already: add --resume to go on with it, or choose --out")
     remove_partial(folder, RESULT, CHECKPOINT, "taps/*.safetensors")
     train, test = data_of(case, progress)
-    federation = Federation(case, train)
+    federation = Federation(case, train, progress=progress)
     if federation.defense.delta is not None:  # refused now: who takes part when is known beforehand
         federation.defense.check_steps(max(federation.turns_before(case.rounds + 1).values()) * case.epochs)
     make_folder(folder / "taps" if case.tap else folder)  # first: what cannot be kept is not worth a round
