@@ -194,6 +194,11 @@ def _print_summary(result: Audit, page: Path) -> None:
             say(f"  Flags: {', '.join(verdict.flags)}.")
         if verdict.cost is not None:
             say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
+    for verdict in result.verdicts:
+        if verdict.certificate is not None:
+            say()
+            for line in verdict.certificate.text.splitlines():
+                say(line)
     missing: dict[str, list[str]] = {}
     for name, reason in dict.fromkeys(pair for row in result.rows for pair in row.not_available.items()):
         missing.setdefault(reason, []).append(name)
