@@ -392,6 +392,8 @@ class Audit(_Record):
     """Up to where each grade goes, for privacy and for utility."""
     left_out: dict[str, str] = {}
     """Defenses of the case that were not audited, each with the reason."""
+    veil_unfit: Text | None = None
+    """Why ``veil`` cannot work on the model; empty where it can, None where nobody asked."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -35,7 +35,7 @@ from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
 from gradveil.report import render
-from gradveil.report.answers import answers, recommendations
+from gradveil.report.answers import answers, outcomes, recommendations
 
 CROSSED = 3
 
@@ -204,8 +204,11 @@ def _print_summary(result: Audit, page: Path) -> None:
         missing.setdefault(reason, []).append(name)
     for reason, names in missing.items():
         say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
-    first = recommendations(result)[0]
+    advice = recommendations(result)
+    first = next((one for one in advice if one.command), advice[0])
     say()
+    for line in outcomes(result):
+        say(line)
     say(f"Next: {first.why}")
     if first.command:
         say(f"  {first.command}")

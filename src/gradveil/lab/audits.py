@@ -54,7 +54,8 @@ def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
     }
     people = whole.labels_are_people
     audit = assemble(chosen, rows, complete=True, left_out=left_out, ceilings=proved, people=people)
-    audit = audit.model_copy(update={"provenance": whole.provenance, "class_names": whole.class_names})
+    kept = {name: getattr(whole, name) for name in ("provenance", "class_names", "veil_unfit")}
+    audit = audit.model_copy(update=kept)
     own.save_audit(audit)
     return audit
 
