@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from gradveil.core.errors import BadFileError, GradveilError
-from gradveil.lab.advise import Answer, Question, Trial, answer, render_advice
+from gradveil.lab.advise import Question, Recommendation, Trial, answer, render_advice
 from gradveil.lab.advise import search as searching
 from gradveil.lab.advise.answer import distance, keepers
 from gradveil.lab.advise.measure import Privacy, proved
 from gradveil.lab.advise.question import Candidate, clearness
 from gradveil.lab.advise.search import advise, candidate, first_trials, kinds, space
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer loads names that click is about to drop
+    from gradveil.cli.main import app
+
 ASKED = Question(data="mnist-samples", model="mlp", clients=2)
+
+
+def run(*arguments: str) -> None:
+    app(list(arguments), standalone_mode=False)
 
 
 def trial(number: int, defense: str, most: float | None, accuracy: float | None, **more: Any) -> Trial:
@@ -37,7 +50,7 @@ LEAKY = trial(4, "noise:sigma=0.1", 0.6, 0.9)
 LOUD = trial(5, "veil:ceiling=0.05", 0.05, 0.5, certified=True)
 
 
-def answered(*trials: Trial, asked: Question = ASKED) -> Answer:
+def answered(*trials: Trial, asked: Question = ASKED) -> Recommendation:
     return answer(asked, trials, held_out=400, classes=10, examples=1000)
 
 
@@ -283,3 +296,70 @@ def test_a_damaged_question_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "question.json").write_text(text)
     with pytest.raises(BadFileError):
         advise(asked_for(), tmp_path, resume=True)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Dark and bright pictures, told apart by a glance, in a folder for each."""
+    draw = np.random.default_rng(0)
+    for name, level in (("bright", 170), ("dark", 60)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(150):
+            pixels = (level + draw.integers(-50, 50, (12, 12, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+OWN = """
+from torch import nn
+
+from gradveil.defenses import DEFENSES, Defense
+
+
+def small(domain):
+    return nn.Sequential(nn.Flatten(), nn.Linear(432, domain.classes))
+
+
+@DEFENSES.register("crashing")
+class Crashing(Defense):
+    def on_gradient(self, gradient, step):
+        return {}["nothing"]
+"""
+
+
+@pytest.mark.integration
+def test_a_recommendation_run_as_printed_keeps_both_wishes(
+    tmp_path: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a folder of images and a module of one's own, from the command line, without public features."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRADVEIL_OFFLINE", "1")
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "empty"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "ours.py").write_text(OWN)
+    question = ["--data", f"folder:path={photographs},size=12", "--model", "ours:small", "--clients", "1"]
+    question += ["--batch-size", "240", "--rounds", "8", "--lr", "1", "--defense", "crashing", "--load", "ours"]
+    run("advise", *question, "--trials", "20", "--out", "advice")
+    said = capsys.readouterr().out
+    assert "Use veil:ceiling=0.1,rounds=8" in said
+    assert "certified" in said
+    assert "failed: it raised KeyError" in " ".join(said.split())
+    assert (tmp_path / "advice" / "advice.html").exists()
+    line = next(line for line in said.splitlines() if line.strip().startswith("gradveil train"))
+    run(*shlex.split(line)[1:])
+    run(*[word if word != "trained" else "plain" for word in shlex.split(re.sub(r"--defense \S+", "", line))[1:]])
+    capsys.readouterr()
+    private, plain = (json.loads((tmp_path / name / "train.json").read_text()) for name in ("trained", "plain"))
+    assert plain["rows"][-1]["accuracy"] - private["rows"][-1]["accuracy"] <= 0.03
+    assert proved(private["case"]["defense"]).recognised <= 0.1 * (1 + 1e-8)
+    run("advise", *question, "--trials", "20", "--out", "advice", "--resume", "--max-recognised", "0.011")
+    assert "Nothing that was tried keeps both wishes" in capsys.readouterr().out
+
+
+def test_three_images_are_too_few_and_that_is_said(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "photos" / name / "0.png")
+    asked = Question(data=f"folder:path={tmp_path / 'photos'},size=4", model="mlp", clients=1)
+    with pytest.raises(GradveilError, match="too small to hold a part of it out"):
+        advise(asked, tmp_path / "advice")

@@ -1,6 +1,6 @@
 """Which defense to use: short audits and short trainings of many, a search among them, and one recommendation."""
 
-from gradveil.lab.advise.answer import Answer as Answer
+from gradveil.lab.advise.answer import Recommendation as Recommendation
 from gradveil.lab.advise.answer import Trial as Trial
 from gradveil.lab.advise.answer import answer as answer
 from gradveil.lab.advise.page import render_advice as render_advice

@@ -61,7 +61,7 @@ class Trial(BaseModel):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recommendation:
     """What came out. ``best`` is None where nothing keeps both wishes."""
 
     trials: tuple[Trial, ...]
@@ -117,7 +117,7 @@ def distance(asked: Question, most: float, lost: float) -> float:
     return max(0.0, most - asked.max_recognised) + max(0.0, lost - asked.max_loss) / 100 + lost / 1e4
 
 
-def answer(asked: Question, trials: Sequence[Trial], *, held_out: int, classes: int, examples: int) -> Answer:
+def answer(asked: Question, trials: Sequence[Trial], *, held_out: int, classes: int, examples: int) -> Recommendation:
     """The answer to a question, from what was measured.
 
     Args:
@@ -156,11 +156,11 @@ def answer(asked: Question, trials: Sequence[Trial], *, held_out: int, classes: 
     elif best is None:
         sentence = f"Nothing that was tried keeps both wishes, {wishes}."
     else:
-        sentence = recommendation(asked, best, baseline, held_out)
+        sentence = _sentence(asked, best, baseline, held_out)
     resolution = 100 / max(held_out, 1)
     if learned and resolution > max(asked.max_loss, 0.5):
         sentence += f" Mind that one of {held_out} held-out examples is {resolution:.1f} points: this is a rough guess."
-    return Answer(
+    return Recommendation(
         trials=tuple(trials),
         baseline=baseline,
         best=best,
@@ -174,7 +174,7 @@ def answer(asked: Question, trials: Sequence[Trial], *, held_out: int, classes: 
     )
 
 
-def recommendation(asked: Question, best: Trial, baseline: Trial, held_out: int) -> str:
+def _sentence(asked: Question, best: Trial, baseline: Trial, held_out: int) -> str:
     """The one sentence."""
     lost = loss(best, baseline) or 0.0
     seeds = len(best.again) + 1
@@ -219,7 +219,7 @@ def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def told(asked: Question, found: Answer, trial: Trial) -> str:
+def told(asked: Question, found: Recommendation, trial: Trial) -> str:
     """A trial in a sentence, for who comes near."""
     lost = found.lost(trial)
     how = "certified" if trial.certified else "measured"
@@ -229,7 +229,7 @@ def told(asked: Question, found: Answer, trial: Trial) -> str:
     return f"{in_sentence(trial.defense)}{place}: up to {share} recognised ({how}), {much} points lost"
 
 
-def outcome_of(asked: Question, found: Answer, trial: Trial) -> str:
+def outcome_of(asked: Question, found: Recommendation, trial: Trial) -> str:
     """In the last column of the table."""
     if trial.state != "measured":
         return f"{trial.state}: {trial.why}"
@@ -242,7 +242,7 @@ def outcome_of(asked: Question, found: Answer, trial: Trial) -> str:
     return word + (", nobody attacked it by name" if trial.untried and not trial.certified else "")
 
 
-def order_of(found: Answer, trial: Trial) -> tuple[bool, float, float]:
+def order_of(found: Recommendation, trial: Trial) -> tuple[bool, float, float]:
     """Of the table: what was measured first, then by what may be recognised and by what is lost."""
     lost = found.lost(trial)
     return trial.state != "measured", trial.most if trial.most is not None else 2.0, math.inf if lost is None else lost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradveil.lab.advise.answer import Answer, Trial, order_of, outcome_of, told
+from gradveil.lab.advise.answer import Recommendation, Trial, order_of, outcome_of, told
 from gradveil.lab.advise.question import Question
 from gradveil.metrics.table import NOT_AVAILABLE, PERCENT, styled
 from gradveil.report.page import write_page
@@ -14,7 +14,7 @@ from gradveil.report.words import in_sentence
 COLUMNS = ("defense", "model", "recognised, at most", "accuracy", "points lost", "rounds", "lr", "outcome")
 
 
-def rows(asked: Question, found: Answer) -> list[tuple[Trial, tuple[str, ...]]]:
+def rows(asked: Question, found: Recommendation) -> list[tuple[Trial, tuple[str, ...]]]:
     """The trials in the order of the table, each with its cells; of equal ones on one model, the most accurate."""
     shown: list[tuple[Trial, tuple[str, ...]]] = []
     for trial in sorted(found.trials, key=lambda one: order_of(found, one)):
@@ -30,7 +30,7 @@ def rows(asked: Question, found: Answer) -> list[tuple[Trial, tuple[str, ...]]]:
     return shown
 
 
-def render_advice(asked: Question, found: Answer, shortened: str, page: Path) -> Path:
+def render_advice(asked: Question, found: Recommendation, shortened: str, page: Path) -> Path:
     """Write the page, and return its path. Nothing in it is fetched."""
     table = rows(asked, found)
     numbers = {trial.number: place for place, (trial, _) in enumerate(table, start=1)}
@@ -58,7 +58,7 @@ def render_advice(asked: Question, found: Answer, shortened: str, page: Path) ->
     )  # fmt: skip
 
 
-def nearest(found: Answer) -> list[tuple[str, Trial | None]]:
+def nearest(found: Recommendation) -> list[tuple[str, Trial | None]]:
     """Who comes near on each side, where nobody keeps both wishes."""
     if found.best is not None:
         return []

@@ -19,7 +19,7 @@ from gradveil.core.errors import BadFileError, GradveilError, in_one_line
 from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.reading import read_json
-from gradveil.lab.advise.answer import Answer, Trial, answer, baseline_of, distance, keepers
+from gradveil.lab.advise.answer import Recommendation, Trial, answer, baseline_of, distance, keepers
 from gradveil.lab.advise.measure import Laboratory, proved
 from gradveil.lab.advise.question import ELSEWHERE, WISHES, Candidate, Question, is_features
 
@@ -98,7 +98,9 @@ def first_trials(asked: Question) -> list[tuple[str, dict[str, float]]]:
 
 
 @alone
-def advise(asked: Question, folder: Path, *, resume: bool = False, progress: Progress = SILENT) -> tuple[Answer, str]:
+def advise(
+    asked: Question, folder: Path, *, resume: bool = False, progress: Progress = SILENT
+) -> tuple[Recommendation, str]:
     """Answer a question into a folder: the answer, and what was shortened for it. Trials that are saved are kept."""
     trials = _opened(asked, folder, resume=resume)
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -16,7 +16,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
 from gradveil.lab.advise import Question, render_advice
-from gradveil.lab.advise.answer import Answer, told
+from gradveil.lab.advise.answer import Recommendation, told
 from gradveil.lab.advise.page import COLUMNS, nearest, rows
 from gradveil.lab.advise.search import advise as search
 
@@ -47,7 +47,7 @@ def advise(
     say(f"page: {page}")
 
 
-def _print(asked: Question, found: Answer, shortened: str) -> None:
+def _print(asked: Question, found: Recommendation, shortened: str) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for place, title in enumerate(COLUMNS):
         table.add_column(title, overflow="fold", justify="right" if 2 <= place <= 6 else "left")
