@@ -235,6 +235,8 @@ def outcome_of(asked: Question, found: Recommendation, trial: Trial) -> str:
         return f"{trial.state}: {trial.why}"
     if found.best is not None and trial.number == found.best.number:
         return "recommended"
+    if not found.learned:
+        return "cannot be told"
     lost = found.lost(trial)
     kept = keeps_privacy(asked, trial), lost is not None and lost <= asked.max_loss
     words = {(True, True): "keeps both", (True, False): "keeps privacy", (False, True): "keeps accuracy"}

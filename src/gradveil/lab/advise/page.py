@@ -60,7 +60,7 @@ def render_advice(asked: Question, found: Recommendation, shortened: str, page: 
 
 def nearest(found: Recommendation) -> list[tuple[str, Trial | None]]:
     """Who comes near on each side, where nobody keeps both wishes."""
-    if found.best is not None:
+    if found.best is not None or not found.learned:
         return []
     return [
         ("Nearest that keeps what may be recognised", found.nearest_private),

@@ -19,6 +19,7 @@ from gradveil.core.errors import BadFileError, GradveilError, in_one_line
 from gradveil.core.locks import alone
 from gradveil.core.progress import SILENT, Progress
 from gradveil.core.reading import read_json
+from gradveil.core.seeding import derive
 from gradveil.lab.advise.answer import Recommendation, Trial, answer, baseline_of, distance, keepers
 from gradveil.lab.advise.measure import Laboratory, proved
 from gradveil.lab.advise.question import ELSEWHERE, WISHES, Candidate, Question, is_features
@@ -36,6 +37,7 @@ ROUNDS = (10.0, 20.0, 40.0)
 """Of trainings on public features."""
 
 Space = dict[str, BaseDistribution]
+Params = dict[str, float]
 
 
 def kinds(asked: Question) -> list[str]:
@@ -103,38 +105,21 @@ def advise(
 ) -> tuple[Recommendation, str]:
     """Answer a question into a folder: the answer, and what was shortened for it. Trials that are saved are kept."""
     trials = _opened(asked, folder, resume=resume)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     laboratory = Laboratory(asked, progress)
-    study = optuna.create_study(
-        sampler=optuna.samplers.TPESampler(seed=asked.seed, n_startup_trials=5),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=6, n_warmup_steps=2),
-    )
-    choices = [what for what in kinds(asked) if what.partition("|")[2] in SEARCHED]
-    for trial in trials:
-        _tell(study, asked, trial, trials, choices)
     ahead = [one for one in first_trials(asked)[: asked.trials] if not any(_same(asked, one, done) for done in trials)]
     with progress.task("advise", asked.trials) as task:
         task.advance(min(len(trials), asked.trials))
         while ahead or len(trials) < asked.trials:  # other wishes have first trials of their own
-            number = len(trials) + 1
-            if ahead:
-                what, wanted = ahead.pop(0)
-                baseline = baseline_of(asked, trials)
-                wanted = {"lr": asked.lr if baseline is None else baseline.lr} | wanted
-                params = {name: wanted[name.rpartition("/")[2]] for name in space(asked, what)}
-            else:
-                asking = study.ask()
-                what = asking.suggest_categorical("what", choices)
-                params = {name: _suggested(asking, name, each) for name, each in space(asked, what).items()}
-                study.tell(asking, state=optuna.trial.TrialState.FAIL)  # it is told anew from its record
+            what, params = _first(asked, *ahead.pop(0), trials) if ahead else _proposed(asked, trials)
             chosen = candidate(asked, what, params)
             task.note(f"{chosen.defense} on {chosen.model}")
-            trial = _measured(laboratory, Trial(number=number, what=what, params=params, **vars(chosen)), trials, study)
+            trial = _measured(
+                laboratory, Trial(number=len(trials) + 1, what=what, params=params, **vars(chosen)), trials
+            )
             _save(folder, trial)
             trials.append(trial)
-            _tell(study, asked, trial, trials, choices)
             task.advance()
-            if baseline_of(asked, trials) is None and number >= 4:
+            if baseline_of(asked, trials) is None and len(trials) >= 4:
                 raise GradveilError(f"a training of {asked.model} without a defense does not end: {trial.why}")
     best = _confirmed(asked, laboratory, trials, folder, progress)
     found = answer(
@@ -144,22 +129,72 @@ def advise(
     return found, laboratory.shortened
 
 
-def _measured(laboratory: Laboratory, trial: Trial, trials: Sequence[Trial], study: optuna.Study) -> Trial:
+def _first(asked: Question, what: str, wanted: dict[str, float], trials: Sequence[Trial]) -> tuple[str, Params]:
+    """A first trial, with the step size of the best training without a defense where it names none."""
+    baseline = baseline_of(asked, trials)
+    values = {"lr": asked.lr if baseline is None else baseline.lr} | wanted
+    return what, {name: values[name.rpartition("/")[2]] for name in space(asked, what)}
+
+
+def _proposed(asked: Question, trials: Sequence[Trial]) -> tuple[str, Params]:
+    """What Optuna would try next, after all that was measured."""
+    study = _study(asked, trials)
+    asking = study.ask()
+    what = asking.suggest_categorical("what", _open(asked, trials))
+    return what, {name: _suggested(asking, name, each) for name, each in space(asked, what).items()}
+
+
+def _open(asked: Question, trials: Sequence[Trial]) -> list[str]:
+    """The kinds that a search is for: those with a number to choose, unless they failed whenever they were tried."""
+    searched = [what for what in kinds(asked) if what.partition("|")[2] in SEARCHED]
+    states = {what: {one.state for one in trials if one.what == what} for what in searched}
+    return [what for what in searched if states[what] != {"failed"}] or searched
+
+
+def _study(asked: Question, trials: Sequence[Trial]) -> optuna.Study:
+    """A study of these trials, by the wishes of now. Its draws follow from the seed and from how many there are."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = derive(asked.seed, "advise", len(trials)) % 2**32
+    study = optuna.create_study(
+        sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=5),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=6, n_warmup_steps=2),
+    )
+    choices, baseline = _open(asked, trials), baseline_of(asked, trials)
+    for trial in trials:
+        numbers = space(asked, trial.what) if trial.what in kinds(asked) else {}
+        if baseline is None or trial.state == "failed" or trial.most is None or trial.params.keys() != numbers.keys():
+            continue
+        far, dropped = _far(asked, trial, baseline), trial.state == "dropped"
+        # Kinds that nothing is searched for help the pruner alone.
+        known = {"what": CategoricalDistribution(choices), **numbers} if trial.what in choices else {}
+        try:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=optuna.trial.TrialState.PRUNED if dropped else optuna.trial.TrialState.COMPLETE,
+                    value=None if dropped else far[-1],
+                    params={"what": trial.what, **trial.params} if known else {},
+                    distributions=known,
+                    intermediate_values=dict(enumerate(far, start=1)),
+                )
+            )
+        except ValueError as error:
+            raise BadFileError(f"trial {trial.number} is damaged: {in_one_line(error)}") from None
+    return study
+
+
+def _measured(laboratory: Laboratory, trial: Trial, trials: Sequence[Trial]) -> Trial:
     """The trial with what was found; dropped as soon as it cannot compete. A defense may be anybody's code."""
-    asked, baseline = laboratory.asked, baseline_of(laboratory.asked, trials)
     try:
         seen = laboratory.privacy(trial.candidate)
         trial = trial.model_copy(update=vars(seen))
-        plain = trial.defense == "none"
-        if seen.recognised == 1.0 and not plain:
+        if seen.recognised == 1.0 and trial.defense != "none":
             why = "all were recognised, as without a defense"
             return trial.model_copy(update={"state": "dropped", "why": why})
-        reached: list[float] = []
         for accuracy in laboratory.accuracies(trial.candidate):
-            reached.append(accuracy)
-            trial = trial.model_copy(update={"accuracies": tuple(reached)})
-            if baseline is not None and not plain and len(reached) < 4 and _hopeless(asked, trial, baseline, study):
-                why = f"{accuracy:.1%} after {len(reached)} of 4 parts of the training, far behind the others"
+            trial = trial.model_copy(update={"accuracies": (*trial.accuracies, accuracy)})
+            if trial.defense != "none" and _hopeless(laboratory.asked, trial, trials):
+                parts = len(trial.accuracies)
+                why = f"{accuracy:.1%} after {parts} of 4 parts of the training, behind most others"
                 return trial.model_copy(update={"state": "dropped", "why": why})
     except GradveilError as error:
         return trial.model_copy(update={"state": "failed", "why": str(error)})
@@ -168,42 +203,21 @@ def _measured(laboratory: Laboratory, trial: Trial, trials: Sequence[Trial], stu
     return trial
 
 
-def _hopeless(asked: Question, trial: Trial, baseline: Trial, study: optuna.Study) -> bool:
+def _hopeless(asked: Question, trial: Trial, trials: Sequence[Trial]) -> bool:
     """Whether Optuna's pruner drops a trial by how far it is from the wishes at this part of the training."""
-    asking = study.ask()
+    baseline = baseline_of(asked, trials)
+    if baseline is None or len(trial.accuracies) == 4:
+        return False
+    asking = _study(asked, trials).ask()
     for part, value in enumerate(_far(asked, trial, baseline), start=1):
         asking.report(value, part)
-    found = asking.should_prune()
-    study.tell(asking, state=optuna.trial.TrialState.FAIL)
-    return found
+    return asking.should_prune()
 
 
 def _far(asked: Question, trial: Trial, baseline: Trial) -> list[float]:
     """After each part of the training, how far from both wishes, beside the training without a defense."""
     pairs = zip(trial.accuracies, baseline.accuracies, strict=False)
     return [distance(asked, trial.most or 0.0, 100 * (plain - reached)) for reached, plain in pairs]
-
-
-def _tell(study: optuna.Study, asked: Question, trial: Trial, trials: Sequence[Trial], choices: Sequence[str]) -> None:
-    """Enter a trial, by the wishes of now; what failed, and kinds that are not asked for any more, are left out."""
-    baseline, distributions = baseline_of(asked, trials), space(asked, trial.what) if "|" in trial.what else {}
-    fits = trial.what in choices and trial.params.keys() == distributions.keys() and baseline is not None
-    if not fits or baseline is None or trial.state == "failed" or trial.most is None:
-        return
-    far = _far(asked, trial, baseline)
-    dropped = trial.state == "dropped"
-    try:
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState.PRUNED if dropped else optuna.trial.TrialState.COMPLETE,
-                value=None if dropped else far[-1],
-                params={"what": trial.what, **trial.params},
-                distributions={"what": CategoricalDistribution(list(choices)), **distributions},
-                intermediate_values=dict(enumerate(far, start=1)),
-            )
-        )
-    except ValueError as error:
-        raise BadFileError(f"trial {trial.number} is damaged: {in_one_line(error)}") from None
 
 
 def _suggested(asking: optuna.Trial, name: str, distribution: BaseDistribution) -> float:
