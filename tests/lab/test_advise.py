@@ -168,7 +168,7 @@ class FakeLaboratory:
     made = 0
     crashing = ""
 
-    def __init__(self, asked: Question, _progress: object = None) -> None:
+    def __init__(self, asked: Question, _folder: Path, _progress: object = None) -> None:
         self.asked, self.whole, self.held_out, self.shortened = asked, 1000, range(400), "nothing"
         self.train = type("Data", (), {"domain": type("Domain", (), {"classes": 10})})
 
@@ -227,11 +227,14 @@ def test_an_interrupted_search_loses_one_trial_and_goes_on(
     with pytest.raises(GradveilError, match="add --resume"):
         advise(asked_for(), tmp_path)
     monkeypatch.setattr(laboratory, "accuracies", whole)
+    (tmp_path / "scratch-killed").mkdir()
+    (tmp_path / "scratch-killed" / "truth.safetensors").write_bytes(b"private")
     kept = (tmp_path / "trials" / "0007.json").read_bytes()
     found, _ = advise(asked_for(), tmp_path, resume=True)
     assert (tmp_path / "trials" / "0007.json").read_bytes() == kept
     assert laboratory.made == 21, "the trial that was interrupted was measured again, and no other"
     assert [one.number for one in found.trials] == list(range(1, 21))
+    assert list(tmp_path.glob("scratch-*")) == []
 
 
 @pytest.mark.usefixtures("laboratory")
@@ -348,6 +351,7 @@ def test_a_recommendation_run_as_printed_keeps_both_wishes(
     assert "certified" in said
     assert "failed: it raised KeyError" in " ".join(said.split())
     assert (tmp_path / "advice" / "advice.html").exists()
+    assert "--load ours" in said
     line = next(line for line in said.splitlines() if line.strip().startswith("gradveil train"))
     run(*shlex.split(line)[1:])
     run(*[word if word != "trained" else "plain" for word in shlex.split(re.sub(r"--defense \S+", "", line))[1:]])

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gradveil.auditing.audit import Flag, Interval, Size, Text
 from gradveil.core.errors import GradveilError
+from gradveil.core.plugins import loaded
 from gradveil.lab.advise.question import LINE_UP, Candidate, Question
 from gradveil.report.words import in_sentence
 
@@ -204,7 +205,7 @@ def train_command(asked: Question, trial: Trial, examples: int) -> str:
     parts = [
         f"--{name.replace('_', '-')} {shlex.quote(_shown(value))}" for name, value in said.items() if value is not None
     ]
-    return f"gradveil train {' '.join(parts)} --out trained"
+    return f"gradveil train {' '.join([*parts, *_loads()])} --out trained"
 
 
 def audit_command(asked: Question, trial: Trial) -> str:
@@ -212,7 +213,12 @@ def audit_command(asked: Question, trial: Trial) -> str:
     named = {"data": asked.data, "model": trial.model}
     parts = [f"--{name} {shlex.quote(value)}" for name, value in named.items()]
     parts += ["--defense none", f"--defense {shlex.quote(trial.defense)}"]
-    return f"gradveil audit {' '.join(parts)} --budget quick --out audited"
+    return f"gradveil audit {' '.join([*parts, *_loads()])} --budget quick --out audited"
+
+
+def _loads() -> list[str]:
+    """The options that load a person's own code, as it is loaded now."""
+    return [f"--load {shlex.quote(one.path or one.module)}" for one in loaded()]
 
 
 def _shown(value: object) -> str:

@@ -30,6 +30,8 @@ FIRST = 8
 """Images of a first look: a defense that hides none of them is not looked at again."""
 CANDIDATES = 150
 """Examples of an audit: the private ones, and others to mistake them for."""
+SCRATCH = "scratch-"
+"""How folders of audits begin that hold private examples, and are removed."""
 LEAST_EACH = 8
 """Examples that a client of a short training has at least."""
 
@@ -48,8 +50,8 @@ class Privacy:
 class Laboratory:
     """The data of a question, cut for short trainings and audits. The test data are never looked at."""
 
-    def __init__(self, asked: Question, progress: Progress = SILENT) -> None:
-        self.asked = asked
+    def __init__(self, asked: Question, folder: Path, progress: Progress = SILENT) -> None:
+        self.asked, self._folder = asked, folder
         self._audits: dict[tuple[str, str], Privacy] = {}
         self._features: dict[str, list[Tensor]] = {}
         self._progress = progress
@@ -101,7 +103,7 @@ class Laboratory:
             data=self.asked.data, model=candidate.model, defenses=(candidate.defense,), attacks=attacks, images=images,
             gallery=LINE_UP, budget="quick", seed=self.asked.seed, device=self.asked.device,
         )  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self._folder) as folder:
             (verdict,) = run(simulated(case, self.audited), Path(folder) / "audit").verdicts
         found, interval = verdict.identified, verdict.identified_interval
         if found is None or interval is None:

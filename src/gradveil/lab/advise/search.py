@@ -6,6 +6,7 @@ lives in memory and is made anew from these files, so that nothing but checked J
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gradveil.core.progress import SILENT, Progress
 from gradveil.core.reading import read_json
 from gradveil.core.seeding import derive
 from gradveil.lab.advise.answer import Recommendation, Trial, answer, baseline_of, distance, keepers
-from gradveil.lab.advise.measure import Laboratory, proved
+from gradveil.lab.advise.measure import SCRATCH, Laboratory, proved
 from gradveil.lab.advise.question import ELSEWHERE, WISHES, Candidate, Question, is_features
 
 VERSION = 1
@@ -105,7 +106,7 @@ def advise(
 ) -> tuple[Recommendation, str]:
     """Answer a question into a folder: the answer, and what was shortened for it. Trials that are saved are kept."""
     trials = _opened(asked, folder, resume=resume)
-    laboratory = Laboratory(asked, progress)
+    laboratory = Laboratory(asked, folder, progress)
     ahead = [one for one in first_trials(asked)[: asked.trials] if not any(_same(asked, one, done) for done in trials)]
     with progress.task("advise", asked.trials) as task:
         task.advance(min(len(trials), asked.trials))
@@ -277,6 +278,8 @@ def _opened(asked: Question, folder: Path, *, resume: bool) -> list[Trial]:
                 raise GradveilError(f"{folder} was asked with {name}={before.get(name)}, not {value}: go on with that")
     make_folder(folder / "trials")
     remove_partial(folder, "question.json", "trials/*.json")
+    for left in folder.glob(f"{SCRATCH}*"):  # of an audit that was killed
+        shutil.rmtree(left)
     write_json(path, {"version": VERSION, **asked.as_json()})
     trials = []
     for number, file in enumerate(sorted((folder / "trials").glob("[0-9]*.json")), start=1):
