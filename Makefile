@@ -17,8 +17,8 @@ help:  ## Show what can be made
 
 install: $(VENV)/installed  ## Create .venv and install Gradveil into it
 
-audit: install  ## Run the default audit and say where its report is
-	$(BIN)/gradveil audit --budget quick $(ARGS)
+audit: install  ## Audit a client without a defense, with CENSOR and with veil, and say where the report is
+	$(BIN)/gradveil audit --budget quick --defense none --defense censor --defense veil $(ARGS)
 
 test: $(VENV)/installed-tests  ## Run the quick tests, WORKERS=2 of them at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not integration" -n $(WORKERS) --dist worksteal $(ARGS)

@@ -22,7 +22,7 @@ from gradveil.auditing.flags import counter_moves, flagged
 from gradveil.auditing.gate import AuditGate
 from gradveil.auditing.run import run
 from gradveil.auditing.sources import Simulation
-from gradveil.auditing.verdict import NO_COUNTER_MOVE, verdicts
+from gradveil.auditing.verdict import NO_COUNTER_MOVE, Ceilings, verdicts
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Progress
 from gradveil.core.streams import Stream
@@ -148,7 +148,7 @@ def test_a_ceiling_that_an_attack_passed_earns_nothing(by_members: bool) -> None
     top = CeilingAnswer(recognised=0.02, chance=0.01, member=0.02)
     member = Membership(found=1.0, interval=(0.8, 1.0), members=16, others=1600)
     row = scored("identify", 1.0, (0.8, 1.0)) if not by_members else scored("identify", 0.0, (0.0, 0.2), member=member)
-    (verdict,) = verdicts([row], ceilings={"dp": (top, top)})
+    (verdict,) = verdicts([row], ceilings={"dp": Ceilings(top, top)})
     assert verdict.ceiling is not None
     assert "passed" in verdict.ceiling.why
     assert verdict.ceiling_of_run is None

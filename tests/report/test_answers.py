@@ -11,7 +11,7 @@ from gradveil.auditing import Audit, Verdict, read_audit
 from gradveil.auditing.audit import OWN
 from gradveil.auditing.verdict import GRADES
 from gradveil.report import words
-from gradveil.report.answers import NOT_ASKED, answers, ceiling, images_for_an_a, recommendations
+from gradveil.report.answers import NOT_ASKED, answers, ceiling, images_for_an_a, outcomes, recommendations
 from report.outline import outline
 from report.saved_audit import edit_audit, write_audit, write_full_audit
 
@@ -84,7 +84,7 @@ def test_labels_that_are_people_are_the_headline() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "said"),
     [
-        ([verdict(outcome="leaks", above_chance=True)], "--defense none --defense dp:sigma=1.1 --out next"),
+        ([verdict(outcome="leaks", above_chance=True)], "--defense none --defense veil --out next"),
         ([verdict(outcome="leaks", above_chance=True), verdict("a", outcome="holds")], "Of what was tried, a held."),
         ([verdict(labels=READ), verdict("a", labels=HIDDEN)], "more often than chance. Not so under a."),
         ([verdict(labels=READ)], "No defense tried here is known to hide them."),
@@ -93,9 +93,11 @@ def test_labels_that_are_people_are_the_headline() -> None:
         ([verdict(flags=("no counter-move",))], "so it cannot be A or B"),
         ([verdict()], "It takes 32, with none found, to rule out a worse one. > gradveil audit --data"),
         ([verdict()], "--images 32"),
-        ([verdict("dp", ceiling=PROVEN)], "gradveil train --defense dp --out trained"),
+        ([verdict("dp", ceiling=PROVEN)], "gradveil advise --data cifar10-samples --model lenet:init=wide --max-rec"),
+        ([verdict("a")], "--model lenet:init=wide --defense a --max-recognised 0.1 --max-loss 3 --out advice"),
         ([verdict(grade="A", cost={"grade": "A"})], "Nothing stands out."),
-        ([verdict("a b;c")], "--defense 'a b;c'"),
+        ([verdict("a b;c")], "--defense 'a b;c' --out"),
+        ([verdict("a b;c")], "--defense 'a b;c' --max-recognised"),
     ],
 )  # fmt: skip
 def test_what_to_do_next_follows_from_what_was_measured(verdicts: list[Verdict], said: str) -> None:
@@ -105,7 +107,7 @@ def test_what_to_do_next_follows_from_what_was_measured(verdicts: list[Verdict],
 @pytest.mark.parametrize(
     ("verdicts", "unsaid"),
     [
-        ([verdict("dp", outcome="leaks", above_chance=True)], "dp:sigma=1.1"),
+        ([verdict("veil:mu=3", outcome="leaks", above_chance=True)], "--defense none --defense veil"),
         ([verdict("none", grade="F")], "It takes 32"),
         ([verdict(images=32)], "It takes 32"),
         ([verdict(flags=("no candidates",))], "It takes 32"),
@@ -236,3 +238,39 @@ def test_an_attack_is_explained_where_it_stands(tmp_path: Path) -> None:
     moved = plain.model_copy(update={"counter_moves": {"noise": "It averages."}, "candidates": None})
     assert words.kind_of(moved) == "knows the defense and adapts to it"
     assert words.kind_of(row.model_copy(update={"attack": "prior-only"})).endswith("with no update: chance")
+
+
+LEAKING = {"outcome": "leaks", "above_chance": True}
+CERTIFICATE = {
+    "defense": "veil", "steps": 40, "taken": 1, "recognised": {"10": 0.407, "100": 0.1}, "member": 0.1, "epsilon": 4.6,
+    "delta": 1e-5, "against": "anybody", "assumes": (), "text": "Certificate.",
+}  # fmt: skip
+
+
+def test_a_model_that_veil_cannot_cover_is_told_where_it_can() -> None:
+    (first, *_) = recommendations(audit(verdict("none", **LEAKING), veil_unfit="veil cannot bound batch norm"))
+    assert "Veil cannot bound batch norm. It works on the same data with public features." in first.why
+    assert "--model features " in first.command
+    assert "--defense none --defense veil --out" in first.command
+
+
+def test_a_plan_covers_the_local_epochs_of_the_audit() -> None:
+    told = audit(verdict("none", **LEAKING), case={**CASE, "recipe": {"sends": "delta", "epochs": 5, "lr": 0.1}})
+    assert "--defense veil:rounds=200 " in recommendations(told)[0].command
+
+
+def test_the_last_lines_say_what_leaks_and_what_holds() -> None:
+    held = verdict("veil", outcome="holds", grade="A", certificate=CERTIFICATE)
+    assert outcomes(audit(verdict("none", **LEAKING), verdict("censor", **LEAKING), held, verdict("a"))) == [
+        "Leaks: no defense, censor.",
+        "Holds: veil (nobody recognises more than 10.0% in a line-up of 100, over 40 steps).",
+        "Not known: a.",
+    ]
+    assert outcomes(audit(verdict("dp", outcome="holds", ceiling=PROVEN))) == [
+        "Holds: dp (no attack on these replies recognises more than 31.0%)."
+    ]
+
+
+def test_nothing_that_only_a_program_holds_is_in_a_command() -> None:
+    own = audit(verdict("veil", ceiling=PROVEN, grade="A"), case={**CASE, "data": OWN})
+    assert all("advise" not in one.command for one in recommendations(own))

@@ -264,6 +264,28 @@ class CeilingAnswer(_Record):
     sentence: str = ""
 
 
+class CertificateAnswer(_Record):
+    """What a client's own ``certificate()`` says: all its replies together, those that are planned included."""
+
+    defense: str
+    steps: Count
+    """Noisy steps on one example that are covered."""
+    taken: Size
+    """Those of them that the clients of the audit took."""
+    recognised: dict[str, _Bounded]
+    """By the length of a line-up: the largest share of examples that can be picked out of it."""
+    member: _Bounded
+    """The largest share of members that a test finds which takes 1% of others for members."""
+    epsilon: Number
+    delta: Number
+    psnr: Number = None
+    """What no reconstruction without a prior passes, in decibels; None where the bound says nothing."""
+    against: str
+    assumes: tuple[str, ...]
+    text: str
+    """All of it for a person to read."""
+
+
 class Verdict(_Record):
     """The worst case of one defense over all attacks, and the answers to five questions about it."""
 
@@ -295,6 +317,8 @@ class Verdict(_Record):
     ceiling: CeilingAnswer | None = None
     ceiling_of_run: CeilingAnswer | None = None
     """The same for all replies of a training, where it is known how many those are; else None."""
+    certificate: CertificateAnswer | None = None
+    """None where nothing counts what is sent, and in older audits."""
     flags: tuple[str, ...] = ()
     sentence: str = ""
     cost: Cost | None = None
@@ -368,6 +392,8 @@ class Audit(_Record):
     """Up to where each grade goes, for privacy and for utility."""
     left_out: dict[str, str] = {}
     """Defenses of the case that were not audited, each with the reason."""
+    veil_unfit: Text | None = None
+    """Why ``veil`` cannot work on the model; empty where it can, None where nobody asked."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -1,13 +1,14 @@
-"""Ceilings as answers of a verdict: for what the adversaries of an audit saw, and for a whole training."""
+"""What is proved of a defense, as answers of a verdict: ceilings, and the certificate that its clients have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gradveil.auditing.audit import CeilingAnswer, Row
+from gradveil.auditing.audit import CeilingAnswer, CertificateAnswer, Row
 from gradveil.auditing.verdict import Ceilings
-from gradveil.bounds import Ceiling, Proof
-from gradveil.core.errors import NotAvailableError
+from gradveil.bounds import Ceiling, Proof, certificate
+from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.defenses import DP, Ledger, links_of
 
 
 def ceilings(proofs: Mapping[str, Proof], rows: Sequence[Row]) -> dict[str, Ceilings]:
@@ -24,8 +25,21 @@ def ceilings(proofs: Mapping[str, Proof], rows: Sequence[Row]) -> dict[str, Ceil
             run = _without(str(error), None)
         top = proof.ceiling(replies)
         missing = _without(proof.why, replies, constant=proof.constant)
-        found[defense] = (missing if top is None else _answer(top, replies), run)
+        found[defense] = Ceilings(missing if top is None else _answer(top, replies), run, _certificate(proof, replies))
     return found
+
+
+def _certificate(proof: Proof, replies: int) -> CertificateAnswer | None:
+    """What ``client.certificate()`` says after so many replies; None where nothing counts what is sent."""
+    counting = next((link for link in links_of(proof.defense) if isinstance(link, DP)), None)
+    if proof.release is None or counting is None:
+        return None
+    spent = Ledger()
+    spent.add(counting.counted, 1.0, proof.steps * replies)
+    try:
+        return CertificateAnswer.model_validate(certificate(proof.defense, spent).as_json())
+    except GradveilError:  # the ceiling, or its absence, says why
+        return None
 
 
 def _answer(top: Ceiling, replies: int | None) -> CeilingAnswer:

@@ -86,7 +86,8 @@ def run(
             ceilings=ceilings(plan.proofs, done),
             people=plan.labels_are_people,
         )
-        return found.model_copy(update={"provenance": provenance, "class_names": _named(done, plan.class_names)})
+        also = {"provenance": provenance, "class_names": _named(done, plan.class_names), "veil_unfit": plan.veil_unfit}
+        return found.model_copy(update=also)
 
     written: set[Path] = set()
     with progress.task("audit", len(cells)) as task:
@@ -156,7 +157,7 @@ def score_again(folder: Path, *, model: str | None = None, progress: Progress = 
         ceilings=ceilings(plan.proofs, rows),
         people=plan.labels_are_people,
     )
-    written = ("case", "environment", "provenance", "class_names")
+    written = ("case", "environment", "provenance", "class_names", "veil_unfit")
     anew = anew.model_copy(update={name: getattr(audit, name) for name in written})
     store.save_audit(anew)
     return anew

@@ -42,7 +42,7 @@ from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Loss, Params, Recipe
 from gradveil.data import UNKNOWN, ImageSet, MemoryImages, load
 from gradveil.data.public import PublicImages, usual_public
-from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, fresh, links_of
+from gradveil.defenses import DEFENSES, Defense, Log, PublicData, Veil, check_model, fresh, links_of
 from gradveil.defenses.public import SHIPPED
 from gradveil.domains import Domain
 from gradveil.threat import Knowledge, Observation, observe, threat_model
@@ -182,6 +182,8 @@ class AuditPlan:
     proofs: Mapping[str, Proof] = field(default_factory=dict)
     """By defense, what no attack can pass."""
     labels_are_people: bool = False
+    veil_unfit: str | None = None
+    """Why ``veil`` cannot work on the model; empty where it can, None where nobody asked."""
 
 
 def simulated(
@@ -382,6 +384,11 @@ class Simulation:
         for name, proof in proofs.items():
             if proof.release is None and not told and self.constant(name, fitting[name]):
                 proofs[name] = replace(proof, constant=True, why=CONSTANT)
+        veil_unfit = ""
+        try:
+            check_model(Veil(), self.broadcast(None).module)
+        except GradveilError as error:
+            veil_unfit = str(error)
         return AuditPlan(
             case=case,
             cells=crossed + alone,
@@ -391,6 +398,7 @@ class Simulation:
             class_names=data.class_names,
             proofs=proofs,
             labels_are_people=data.labels_are_people,
+            veil_unfit=veil_unfit,
         )
 
     @cached_property

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from gradveil.auditing.audit import Answer, CeilingAnswer, Cost, Interval, Object, Row, Verdict
+from gradveil.auditing.audit import Answer, CeilingAnswer, CertificateAnswer, Cost, Interval, Object, Row, Verdict
 from gradveil.auditing.chance import above_chance, best_above, label_luck, member_luck
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.metrics.statistics import FALSE_ALARMS
@@ -32,10 +32,18 @@ NO_COUNTER_MOVE, NO_CANDIDATES = "no counter-move", "no candidates"
 """Flags of a verdict: they are about all rows of a defense."""
 STATISTICS = "running statistics not attacked"
 """A flag of rows: what no attack has looked at names examples."""
-Ceilings = tuple[CeilingAnswer, CeilingAnswer | None]
-"""For what the adversary of the audit saw, and for a whole training where it is known how long that is."""
 _MAY_DIFFER = {"defense", "tap", "threat", "evaluate_every", "checkpoint_every", "side_by_side"}
 """Settings in which a training may differ from the undefended one and still be compared with it."""
+
+
+class Ceilings(NamedTuple):
+    """What is proved of a defense."""
+
+    seen: CeilingAnswer
+    """For what the adversary of the audit saw."""
+    of_run: CeilingAnswer | None = None
+    """For a whole training, where it is known how long that is."""
+    certificate: CertificateAnswer | None = None
 
 
 def verdicts(
@@ -57,9 +65,9 @@ def verdicts(
         above = above_chance(own, rows)
         worst = max(own, key=_leakage)
         alone = worst.prior_among(rows)
-        ceiling, of_run = (ceilings or {}).get(defense, (_NO_CEILING, None))
+        ceiling, of_run, certificate = (ceilings or {}).get(defense, Ceilings(_NO_CEILING))
         if _passed(ceiling, own) or (ceiling.constant and True in above):
-            ceiling, of_run = _PASSED, None
+            ceiling, of_run, certificate = Ceilings(_PASSED)
         flags = [*worst.flags, *_untried(own, ceiling)]
         interval = _reaching(worst, own, lambda row: row.identified_interval)
         labels, member = _labels(own), _members(own)
@@ -93,6 +101,7 @@ def verdicts(
             labels=labels,
             ceiling=ceiling,
             ceiling_of_run=of_run,
+            certificate=certificate,
             flags=tuple(dict.fromkeys(flags)),
             sentence=_sentence(worst, alone, labels if people else None, tried=NO_CANDIDATES not in flags),
             cost=(costs or {}).get(defense),

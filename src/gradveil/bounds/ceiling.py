@@ -198,6 +198,7 @@ def ceiling(spent: Ledger, *, candidates: int, private: int = 1, assumes: str = 
 class Proof:
     """What is proved of a defense in one setting of an audit; or why nothing is."""
 
+    defense: Defense
     release: Release | None = None
     why: str = ""
     """There is no ceiling; empty where there is one."""
@@ -278,13 +279,14 @@ def prove(
         if release.sigma == 0:
             raise GradveilError("there is no noise")
     except GradveilError as error:
-        return Proof(why=str(error))
+        return Proof(defense=defense, why=str(error))
     copies = int(torch.unique(inputs.flatten(1), dim=0, return_counts=True)[1].max())
     alone = release.covers == "each example"
     steps = visits * copies**2 if alone else visits * math.ceil(size / mini)
     plan = next((link for link in links_of(defense) if isinstance(link, DP) and link.steps is not None), None)
     planned = None if plan is None or plan.steps is None else (plan.sample_rate or 1.0, plan.steps)
     return Proof(
+        defense=defense,
         release=release,
         steps=steps if release.at == "step" else 1,
         candidates=candidates,

@@ -38,7 +38,7 @@ class Certificate:
     assumes: tuple[str, ...]
 
     def as_json(self) -> Json:
-        return asdict(self)
+        return asdict(self) | {"text": self.text}
 
     @property
     def text(self) -> str:

@@ -35,7 +35,7 @@ from gradveil.core.fields import Json
 from gradveil.core.locks import claimed
 from gradveil.metrics.table import METRICS, NOT_AVAILABLE, PERCENT, styled
 from gradveil.report import render
-from gradveil.report.answers import answers, recommendations
+from gradveil.report.answers import answers, outcomes, recommendations
 
 CROSSED = 3
 
@@ -194,13 +194,21 @@ def _print_summary(result: Audit, page: Path) -> None:
             say(f"  Flags: {', '.join(verdict.flags)}.")
         if verdict.cost is not None:
             say(f"  {verdict.cost.sentence} (grade {verdict.cost.grade})")
+    for verdict in result.verdicts:
+        if verdict.certificate is not None:
+            say()
+            for line in verdict.certificate.text.splitlines():
+                say(line)
     missing: dict[str, list[str]] = {}
     for name, reason in dict.fromkeys(pair for row in result.rows for pair in row.not_available.items()):
         missing.setdefault(reason, []).append(name)
     for reason, names in missing.items():
         say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not available: {reason}")
-    first = recommendations(result)[0]
+    advice = recommendations(result)
+    first = next((one for one in advice if one.command), advice[0])
     say()
+    for line in outcomes(result):
+        say(line)
     say(f"Next: {first.why}")
     if first.command:
         say(f"  {first.command}")

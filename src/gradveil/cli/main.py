@@ -44,6 +44,10 @@ COMMANDS = {
         "gradveil.cli.train:train",
         "Train a model among clients, with a defense or without: accuracy, time and bytes per round in train.json.",
     ),
+    "advise": (
+        "gradveil.lab.commands.advise:advise",
+        "Try defenses by short audits and trainings, and say which one keeps two wishes, with the command to run it.",
+    ),
     "sweep": (
         "gradveil.lab.commands.sweep:sweep",
         "Run every case of a study that is not done yet; each gets a folder, named by its digest, with result.json.",

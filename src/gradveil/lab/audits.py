@@ -10,6 +10,7 @@ from gradveil.auditing import MEANS, Case
 from gradveil.auditing.audit import Audit
 from gradveil.auditing.run import assemble
 from gradveil.auditing.store import Store
+from gradveil.auditing.verdict import Ceilings
 from gradveil.core.atomic import make_folder, write_atomically
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Json
@@ -46,10 +47,15 @@ def split_audit(case: Case, whole: Audit, source: Path, target: Path) -> Audit:
         for path in [source / name, *source.glob(f"{name.parent}/{name.stem}-[0-9]*{name.suffix}")]:
             _link(path, target / path.relative_to(source))
         own.save_row(row.digest, row)
-    proved = {one.defense: (one.ceiling, one.ceiling_of_run) for one in whole.verdicts if one.ceiling is not None}
+    proved = {
+        one.defense: Ceilings(one.ceiling, one.ceiling_of_run, one.certificate)
+        for one in whole.verdicts
+        if one.ceiling is not None
+    }
     people = whole.labels_are_people
     audit = assemble(chosen, rows, complete=True, left_out=left_out, ceilings=proved, people=people)
-    audit = audit.model_copy(update={"provenance": whole.provenance, "class_names": whole.class_names})
+    kept = {name: getattr(whole, name) for name in ("provenance", "class_names", "veil_unfit")}
+    audit = audit.model_copy(update=kept)
     own.save_audit(audit)
     return audit
 

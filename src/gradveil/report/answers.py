@@ -19,8 +19,11 @@ QUESTIONS = {
     "labels": "read off the update",
 }
 NOT_ASKED = "This audit is of an older Gradveil, which did not ask."
-CERTIFIED = "dp:sigma=1.1"
-"""What is proposed where nothing certified was tried."""
+CERTIFIED, ROUNDS = "veil", 40
+"""What is proposed where nothing certified was tried, and how many rounds it plans by default."""
+ELSEWHERE = "features"
+"""The model that is proposed where ``veil`` cannot work on the one that was audited."""
+WISHES = "--max-recognised 0.1 --max-loss 3"
 SHIPPED = 100
 """Images in a set of samples."""
 _STRONGER = {"quick": "standard", "standard": "thorough"}
@@ -140,7 +143,6 @@ class Advice:
 def recommendations(audit: Audit) -> list[Advice]:
     """What to do next, most urgent first. Nothing is promised: each step ends in something to measure."""
     tried = [one for one in audit.verdicts if one.defense != "none"]
-    proposed = CERTIFIED.partition(":")[0]
     certified = [one for one in audit.verdicts if one.ceiling is not None and one.ceiling.recognised is not None]
     found: list[Advice] = []
 
@@ -150,13 +152,16 @@ def recommendations(audit: Audit) -> list[Advice]:
 
     leaking = [one for one in audit.verdicts if one.above_chance]
     named = [*(one.defense for one in tried), *audit.left_out]
-    if leaking and not any(_held(one) or one in certified for one in tried) and not any(proposed in n for n in named):
+    if leaking and not any(_held(one) or one in certified for one in tried) and not any(CERTIFIED in n for n in named):
         what = "private examples were found more often than chance, and nothing tried has a proven ceiling"
         letter, *given = str(audit.case.get("threat", "")).split("+")
         told = letter == "E" or bool({"labels", "statistics"} & set(given))
         without = " No ceiling covers labels or statistics that are given, so none are given here." if told else ""
-        changes: dict[str, object] = {"defenses": ["none", CERTIFIED], **({"threat": "D"} if told else {})}
-        add(leaking, f"{what}. Try a defense that has one, and measure it.{without}", _again(audit, **changes))
+        changes: dict[str, object] = {"defenses": ["none", _planned(audit)], **({"threat": "D"} if told else {})}
+        if audit.veil_unfit:
+            changes["model"] = ELSEWHERE
+            without += f" {whole(audit.veil_unfit)} It works on the same data with public features."
+        add(leaking, f"{what}. Try {CERTIFIED}, which has one, and measure it.{without}", _again(audit, **changes))
     else:
         # What held against another adversary is no way out.
         better = [one for one in tried if _held(one) and all(one.threat == other.threat for other in leaking)]
@@ -193,11 +198,30 @@ def recommendations(audit: Audit) -> list[Advice]:
     add(few, f"the grade is limited by the number of images. It takes {needed}, with none found, to rule out a worse "
         "one.", _again(audit, **more))  # fmt: skip
     unpriced = [one for one in certified or tried if one.cost is None and one.outcome != "leaks" and one in tried]
-    add(unpriced, "what this costs in accuracy was not measured. Train with it and once without.",
-        f"gradveil train --defense {shlex.quote(unpriced[0].defense)} --out trained" if unpriced else "")  # fmt: skip
+    add(unpriced, "what this costs in accuracy was not measured. Train with it and without, and see what costs less.",
+        _advise(audit, [one.defense for one in unpriced if one not in certified]))  # fmt: skip
     return found or [
         Advice("Nothing stands out. A verdict is of what was tried: repeat it when attacks or data change.")
     ]
+
+
+def outcomes(audit: Audit) -> list[str]:
+    """What leaks and what holds, a line for each, as the last lines of an audit."""
+    lines = []
+    for name, outcome in (("Leaks", "leaks"), ("Holds", "holds"), ("Not known", "unknown")):
+        found = [one for one in audit.verdicts if one.outcome == outcome]
+        said = [in_sentence(one.defense) + _proven(one) * (outcome == "holds") for one in found]
+        lines += [f"{name}: {', '.join(said)}."] if said else []
+    return lines
+
+
+def _proven(verdict: Verdict) -> str:
+    """What is certified, at its largest line-up of at most 100; else what no attack passes here."""
+    if verdict.certificate is not None and "100" in verdict.certificate.recognised:
+        most, steps = verdict.certificate.recognised["100"], verdict.certificate.steps
+        return f" (nobody recognises more than {most:.1%} in a line-up of 100, over {steps} steps)"
+    most_here = None if verdict.ceiling is None else verdict.ceiling.recognised
+    return "" if most_here is None else f" (no attack on these replies recognises more than {most_here:.1%})"
 
 
 def images_for_an_a(audit: Audit) -> int | None:
@@ -222,6 +246,23 @@ def _leaks(answer: Answer | None) -> bool:
 def _listed(verdicts: Sequence[Verdict]) -> str:
     names = [in_sentence(one.defense) for one in verdicts]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _planned(audit: Audit) -> str:
+    """What is proposed, with a plan for as many local epochs as the clients of this audit take."""
+    how = audit.case.get("recipe")
+    epochs = how.get("epochs") if isinstance(how, dict) and how.get("sends") == "delta" else 1
+    return f"{CERTIFIED}:rounds={ROUNDS * epochs}" if isinstance(epochs, int) and 1 < epochs < 10**6 else CERTIFIED
+
+
+def _advise(audit: Audit, defenses: Sequence[str]) -> str:
+    """The command that looks for what costs least; empty where only a program, or saved files, hold the data."""
+    case = audit.case
+    if audit.trainings or case.get("data") in (None, OWN):
+        return ""
+    named = [f"--{name} {shlex.quote(str(case[name]))}" for name in ("data", "model") if case.get(name) is not None]
+    named += [f"--defense {shlex.quote(one)}" for one in defenses]
+    return f"gradveil advise {' '.join(named)} {WISHES} --out advice"
 
 
 def _again(audit: Audit, **changes: object) -> str:

@@ -47,8 +47,9 @@ def render_trainings(folders: Sequence[Path], page: Path) -> Path:
         raise GradveilError(f"{page} is a folder; name the page to write, as in --out page.html")
     shown = [TrainingCurves(folder) for folder in folders]
     shared = {name: value for name, value in shown[0].case.items() if all(one.case.get(name) == value for one in shown)}
-    html = _templates().get_template("trainings.html").render(
-        **_inlined("style", "report.css", "charts.css"),
+    return write_page(
+        "trainings.html",
+        page,
         trainings=shown,
         shared=shared,
         differing=sorted({name for one in shown for name in one.case} - shared.keys()),
@@ -59,6 +60,11 @@ def render_trainings(folders: Sequence[Path], page: Path) -> Path:
             ("Loss by round", svg.chart([one.loss for one in shown], "loss", "rounds")),
         ],
     )  # fmt: skip
+
+
+def write_page(template: str, page: Path, **content: object) -> Path:
+    """Write a page without scripts from a template, and return its path."""
+    html = _templates().get_template(template).render(**_inlined("style", "report.css", "charts.css"), **content)
     write_atomically(page, html.encode(errors="replace"))
     return page
 
