@@ -218,10 +218,10 @@ def entries() -> Study:
                     for a, b, long, short in zip(plain, seen, before, after, strict=True)
                 ]
                 return {
-                    "norm": rounded(np.mean(before)),
-                    "norm_sent": rounded(np.mean(after)),
+                    "norm": rounded(float(np.mean(before))),
+                    "norm_sent": rounded(float(np.mean(after))),
                     "most": rounded(bound * sum(t.numel() for t in plain[0].reply.values()) ** 0.5),
-                    "cosine": rounded(np.mean(cosines)),
+                    "cosine": rounded(float(np.mean(cosines))),
                     "psnr": {"cut": attacked(spec, seen, private.inputs)},
                 }
 

@@ -32,7 +32,7 @@ def rows(name: str, fields: dict[str, Any], device: str) -> list[dict[str, Any]]
     with tempfile.TemporaryDirectory() as folder:
         audit = run_case(make_case({**USUAL, **fields, "device": device}), Path(folder) / name)
     said = {key: fields.get(key) for key in ("model", "batch_size", "recipe") if key in fields}
-    flat = []
+    flat: list[dict[str, Any]] = []
     for row in audit.model_dump(mode="json")["rows"]:
         each = row["per_image"]
         hits = sum(one["identified"] for one in each)

@@ -10,7 +10,7 @@ import pytest
 from gradveil.auditing import Row
 from gradveil.auditing.audit import CeilingAnswer, Membership
 from gradveil.auditing.chance import above_chance, at_least, label_luck, luck_of, member_luck
-from gradveil.auditing.verdict import verdicts
+from gradveil.auditing.verdict import Ceilings, verdicts
 from gradveil.metrics.statistics import interval
 
 
@@ -114,7 +114,7 @@ def test_no_defense_needs_no_counter_move() -> None:
 )
 def test_a_ceiling_carries_a_grade(proved: float, grade: str, flags: tuple[str, ...]) -> None:
     ceiling = CeilingAnswer(recognised=proved, chance=0.01, member=0.1)
-    (verdict,) = verdicts([row("identify", 0, 8)], None, {"mine": (ceiling, None)})
+    (verdict,) = verdicts([row("identify", 0, 8)], None, {"mine": Ceilings(ceiling)})
     assert (verdict.grade, verdict.flags) == (grade, flags), "by eight images alone it is a C"
     assert verdict.ceiling == ceiling
 

@@ -40,7 +40,8 @@ def test_an_option_of_another_kind_is_refused(kind: Callable[..., Defense], opti
 
 
 def test_numbers_of_numpy_and_whole_ones_are_numbers() -> None:
-    for good in (Noise(sigma=1), Noise(sigma=np.float32(1)), Censor(trials=np.int64(3)), Censor(rounds=None)):
+    single, whole = np.float32(1), np.int64(3)
+    for good in (Noise(sigma=1), Noise(sigma=single), Censor(trials=whole), Censor(rounds=None)):  # type: ignore[arg-type]
         assert isinstance(good, Defense)
     assert isinstance(DCS2(sensitive=lambda batch: batch.labels == 3), Defense)
     assert isinstance(DCS2(sensitive=torch.tensor([True])), Defense)

@@ -181,7 +181,7 @@ def model_on(monkeypatch: pytest.MonkeyPatch, folder: Path, *, mean: float = 0.1
     monkeypatch.setattr(features, "Backbones", lambda *_, **__: Bytes())
     monkeypatch.setattr(features, "public_directions", lambda *_: (torch.full((3,), mean), torch.eye(3)))
     domain, names = pictures(4, 6).domain, ("efficientnet-lite0",)
-    return PublicFeatures(domain, names, pca=0, whiten=0.5, progress=SILENT)
+    return PublicFeatures(domain, names, pca=0, whiten=0.5, mirror=False, bias=True, progress=SILENT)
 
 
 def pictures(height: int, width: int) -> MemoryImages:

@@ -15,6 +15,7 @@ from gradveil.core.types import Recipe
 from gradveil.data import load
 from gradveil.defenses import Log, Quantise, TopK, can_remember
 from gradveil.federated import Federation, make_training
+from gradveil.federated.rounds import RoundExchange
 
 
 def test_quantised_entries_are_signed_multiples_of_one_step() -> None:
@@ -66,7 +67,7 @@ def test_each_client_of_a_training_has_a_memory_of_its_own() -> None:
         "data": "mnist-samples", "model": "mlp", "clients": 2, "rounds": 2, "algorithm": "fedsgd", "batch_size": None,
         "defense": "topk:rate=0.9", "seed": 1,
     }  # fmt: skip
-    seen = []
+    seen: list[RoundExchange] = []
     federation = Federation(make_training(fields), load("mnist-samples"), on_exchange=seen.append)
     first = federation.state
     federation.round(1)

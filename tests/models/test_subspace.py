@@ -82,10 +82,11 @@ def test_an_adapter_is_a_layer_whose_weight_moves_by_a_square_between_fixed_ends
         adapter = Adapter(layer, 5)
         torch.testing.assert_close(adapter(shown), layer(shown))
         assert [n for n, p in adapter.named_parameters() if p.requires_grad and "layer" not in n] == ["square.weight"]
-        nn.init.normal_(adapter.square.weight)
+        weight = adapter.square.get_parameter("weight")
+        nn.init.normal_(weight)
         into, square, out = (part.weight.flatten(1) for part in (adapter.into, adapter.square, adapter.out))
         layer.weight.data += (out @ square @ into).view_as(layer.weight)
-        expected, adapter.square.weight.data = layer(shown), torch.zeros_like(adapter.square.weight)
+        expected, adapter.square.weight.data = layer(shown), torch.zeros_like(weight)
         torch.testing.assert_close(adapter(shown), expected)
 
 

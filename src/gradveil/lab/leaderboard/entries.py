@@ -21,7 +21,7 @@ from gradveil.attacks import ATTACKS
 from gradveil.auditing import Case
 from gradveil.auditing.audit import Audit, CeilingAnswer, Files, ImageScore, Row, Trace, Verdict
 from gradveil.auditing.case import first_complaint
-from gradveil.auditing.verdict import verdicts
+from gradveil.auditing.verdict import Ceilings, verdicts
 from gradveil.core.atomic import write_atomically
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.locks import claimed
@@ -135,7 +135,7 @@ class Audited(_Strict):
         if own is None:
             return None
         one, of_run = self.ceilings
-        found = verdicts(self.rows, ceilings={} if one is None else {own: (one, of_run)})
+        found = verdicts(self.rows, ceilings={} if one is None else {own: Ceilings(one, of_run)})
         return next(each for each in found if each.defense == own)
 
 
