@@ -31,7 +31,7 @@ def rows(name: str, fields: dict[str, Any], device: str) -> list[dict[str, Any]]
     """What the audit of a study found, flat, with each image's PSNR and whether it was picked out of the list."""
     with tempfile.TemporaryDirectory() as folder:
         audit = run_case(make_case({**USUAL, **fields, "device": device}), Path(folder) / name)
-    said = {key: fields.get(key) for key in ("model", "batch_size", "recipe") if key in fields}
+    said: dict[str, Any] = {key: fields[key] for key in ("model", "batch_size", "recipe") if key in fields}
     flat: list[dict[str, Any]] = []
     for row in audit.model_dump(mode="json")["rows"]:
         each = row["per_image"]
