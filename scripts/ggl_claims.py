@@ -110,9 +110,9 @@ def parts() -> Study:
 
 def settings() -> Study:
     """G-34, G-98, G-101: the weight of the code's cost, BigGAN's schedule, and codes that a tanh bounds."""
-    weights = [f",code_weight={weight}" for weight in (0.0001, 0.001, 0.0155, 0.1, 1)]
-    attacks = [f"{SEARCH}{change}" for change in (*weights, ",schedule=plateau", ",limit=1", ",limit=2")]
-    return over(attacks, ("none",), 4)
+    weights = [f",code_weight={weight}" for weight in (0.0001, 0.001, 0.0155, 1)]
+    attacks = [f"{SEARCH}{change}" for change in (*weights, ",schedule=plateau", ",limit=1")]
+    return over(attacks, ("none",), 2)
 
 
 def epsilon() -> Study:
@@ -252,7 +252,7 @@ def bayesian() -> Study:
     """G-28: the objective after 300 evaluations, by how many entries of the code are searched; the others are 0."""
     rounds = 30
     searches = {"random": None, "plain BO": PlainBO(iterations=rounds), "TuRBO": TuRBO(iterations=rounds)}
-    for free in (2, 16, 128):
+    for free in (2, 128):
         for name, search in searches.items():
 
             def work(free: int = free, search: TuRBO | None = search) -> Row:
@@ -281,15 +281,11 @@ def bayesian() -> Study:
 
 
 def foreign() -> Study:
-    """G-84, G-110: GGL on pictures of its generator's kind, of another kind, and with a generator of nothing."""
+    """G-84, G-110: GGL on pictures of its generator's kind and of another kind, and the search without the update."""
     pairs = [
-        ("cifar10-samples", "cifar10"),
-        ("cifar10-samples", "untrained"),
-        ("orl-faces:channels=3,size=32", "cifar10,condition=none"),
-        ("orl-faces:channels=3,size=32", "untrained"),
         ("mnist-samples", "mnist"),
         ("fashion-mnist", "mnist,condition=none"),
-        ("fashion-mnist", "untrained"),
+        ("orl-faces:channels=3,size=32", "cifar10,condition=none"),
     ]
     for spec, drawn_by in pairs:
 
