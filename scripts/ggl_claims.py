@@ -109,16 +109,16 @@ def parts() -> Study:
 
 
 def settings() -> Study:
-    """G-34, G-98, G-101: the weight of the code's cost, BigGAN's schedule, and codes that a tanh bounds."""
-    weights = [f",code_weight={weight}" for weight in (0.0001, 0.001, 0.0155, 0.1, 1)]
-    attacks = [f"{SEARCH}{change}" for change in (*weights, ",schedule=plateau", ",limit=1", ",limit=2")]
-    return over(attacks, ("none",), 4)
+    """G-26, G-34, G-98, G-101: the weight of the code's cost, BigGAN's schedule, and codes that a tanh bounds."""
+    weights = [f",code_weight={weight}" for weight in (0.0001, 0.001, 0.0155, 1)]
+    attacks = [f"{SEARCH}{change}" for change in (*weights, ",code=none", ",schedule=plateau", ",limit=1")]
+    return over(attacks, ("none",), 2)
 
 
 def epsilon() -> Study:
     """G-78: differential privacy of one update (clipped to 4, noise of sigma times 4), by sigma."""
-    sigmas = [f"dp:bound=4,sigma={sigma}" for sigma in (0.001, 0.01, 0.03, 0.1, 1.1)]
-    return over((SEARCH, "ig:iterations=300,aware=true"), ("none", "clip:bound=4,per=global", *sigmas), 2)
+    sigmas = [f"dp:bound=4,sigma={sigma}" for sigma in (0.01, 0.03, 0.1, 1.1)]
+    return over((SEARCH,), ("none", "clip:bound=4,per=global", *sigmas), 2)
 
 
 def budgets() -> Study:
@@ -175,11 +175,11 @@ def statistics() -> Study:
 def seeds() -> Study:
     """G-53: one update and three seeds of the search alone; the seeds of the first image, then of the next."""
     private, each = first(2), 3
-    for spec in ("idlg:iterations=300", "ig:iterations=300", "gi:iterations=300", SEARCH):
+    for spec in ("ig:iterations=300", "gi:iterations=300", SEARCH):
 
         def work(spec: str = spec) -> Row:
             found, truth = {}, private.inputs.repeat_interleave(each, dim=0)
-            for defense in ("none", SPARSE):
+            for defense in ("none",):
                 seen = [one for one in seen_under(defense, private) for _ in range(each)]
                 found[defense] = attacked(spec, seen, truth, [*range(each)] * len(private))
             return {"psnr": found}
@@ -189,13 +189,13 @@ def seeds() -> Study:
 
 def labels() -> Study:
     """G-82: the same pictures with ten labels, and with two, animals and vehicles, under Soteria."""
-    ten = first(3)
+    ten = first(2)
     two = Batch(ten.inputs, ((ten.labels >= 2) & (ten.labels <= 7)).long())
     for classes, private in ((10, ten), (2, two)):
 
         def work(classes: int = classes, private: Batch = private) -> Row:
             found, domain = {}, replace(CIFAR.domain, classes=classes)
-            for defense in ("none", "soteria:rate=0.1", "soteria:rate=0.4", SOTERIA):
+            for defense in ("none", "soteria:rate=0.1", "soteria:rate=0.2"):
                 seen = observations(private, domain, model=WIDE, defense=defense, seed=0, device="cpu")
                 found[defense] = attacked("ig:iterations=300", seen, private.inputs)
             return {"psnr": found}
@@ -252,7 +252,7 @@ def bayesian() -> Study:
     """G-28: the objective after 300 evaluations, by how many entries of the code are searched; the others are 0."""
     rounds = 30
     searches = {"random": None, "plain BO": PlainBO(iterations=rounds), "TuRBO": TuRBO(iterations=rounds)}
-    for free in (2, 16, 128):
+    for free in (2, 128):
         for name, search in searches.items():
 
             def work(free: int = free, search: TuRBO | None = search) -> Row:
@@ -281,15 +281,11 @@ def bayesian() -> Study:
 
 
 def foreign() -> Study:
-    """G-84, G-110: GGL on pictures of its generator's kind, of another kind, and with a generator of nothing."""
+    """G-84, G-110: GGL on pictures of its generator's kind and of another kind, and the search without the update."""
     pairs = [
-        ("cifar10-samples", "cifar10"),
-        ("cifar10-samples", "untrained"),
-        ("orl-faces:channels=3,size=32", "cifar10,condition=none"),
-        ("orl-faces:channels=3,size=32", "untrained"),
         ("mnist-samples", "mnist"),
         ("fashion-mnist", "mnist,condition=none"),
-        ("fashion-mnist", "untrained"),
+        ("orl-faces:channels=3,size=32", "cifar10,condition=none"),
     ]
     for spec, drawn_by in pairs:
 

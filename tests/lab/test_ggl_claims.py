@@ -25,8 +25,8 @@ def test_the_page_is_that_of_the_rows() -> None:
 
 
 def test_the_spread_is_that_between_the_seeds_of_one_image() -> None:
-    row = {"study": "seeds", "images": 2, "each": 2, "psnr": [10.0, 12.0, 20.0, 20.0]}
-    assert shown(row) == {"images": "2", "each": "2", "psnr": "15.50", "spread": "0.71"}
+    row = {"study": "seeds", "attack": "ig", "images": 2, "each": 2, "psnr": {"none": [10.0, 12.0, 20.0, 20.0]}}
+    assert shown(row) == {"attack": "`ig`", "`none`": "15.50 (0.71)"}
 
 
 def test_entries_are_cut_and_their_direction_with_them() -> None:
@@ -52,5 +52,5 @@ def test_measures_of_faces_tell_a_dark_background_and_light_from_the_left() -> N
     faces[1, :, :, :32] = 0.9
     faces[0, :, :48, :6] = faces[0, :, :48, -6:] = 0.1
     found = measures(faces)
-    assert found["background (sides)"][0] < found["background (sides)"][1]
-    assert found["pose and light (left less right)"][1] == pytest.approx(0.4, abs=1e-4)
+    assert found["background"][0] < found["background"][1]
+    assert found["left less right"][1] == pytest.approx(0.4, abs=1e-4)
