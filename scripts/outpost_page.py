@@ -57,6 +57,7 @@ SHOWN = {
     "delay": "ratio",
     "production": "auc right psnr best_psnr ssim identified images",
     "fishing": "questions cosine below psnr ssim identified",
+    "fishing_trained": "questions cosine below psnr ssim identified",
     "fishing_resnet": "questions cosine below psnr ssim identified",
     "fishing_honest": "psnrs_of_cats best_psnr psnr identified images",
     "fishing_steps": "cosine psnr identified",
