@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results/outpost-claims.md anew from the rows of scripts/outpost_claims.py.
+"""Writes the tables of two pages of docs/results anew from the rows of scripts/outpost_claims.py.
 
     python scripts/outpost_page.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent.parent / "docs/results"
-PAGE, ROWS = FOLDER / "outpost-claims.md", FOLDER / "outpost-claims.jsonl"
+PAGES, ROWS = [FOLDER / "outpost-claims.md", FOLDER / "leakage-over-training.md"], FOLDER / "outpost-claims.jsonl"
 COLUMNS = {
     "psnr": ("PSNR", ".1f"),
     "best_psnr": ("best", ".1f"),
@@ -57,6 +57,7 @@ SHOWN = {
     "delay": "ratio",
     "production": "auc right psnr best_psnr ssim identified images",
     "fishing": "questions cosine below psnr ssim identified",
+    "fishing_trained": "questions cosine below psnr ssim identified",
     "fishing_resnet": "questions cosine below psnr ssim identified",
     "fishing_honest": "psnrs_of_cats best_psnr psnr identified images",
     "fishing_steps": "cosine psnr identified",
@@ -98,4 +99,5 @@ def rows() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), rows()))
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), rows()))

@@ -1,22 +1,25 @@
-"""The studies behind single claims of OUTPOST: what they measure with is right, and the page shows their rows."""
+"""The studies behind single claims of OUTPOST: what they measure with is right, and the pages show their rows."""
+
+from pathlib import Path
 
 import pytest
 import torch
 from outpost_claims import CAT, GRADIENT, STUDIES, Placed, caught, cosine, network, pond, rebuilt, seen_by
-from outpost_page import PAGE, SHOWN, filled, rows, table
+from outpost_page import PAGES, SHOWN, filled, rows, table
 
 from gradveil.defenses.outpost import layers
 
 
-def test_the_tables_of_the_page_are_those_of_the_rows() -> None:
-    page = PAGE.read_text()
-    assert filled(page, rows()) == page
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_tables_of_the_pages_are_those_of_the_rows(page: Path) -> None:
+    assert filled(page.read_text(), rows()) == page.read_text()
 
 
-def test_every_study_with_rows_is_on_the_page_and_can_be_run_again() -> None:
+def test_every_study_with_rows_is_on_a_page_and_can_be_run_again() -> None:
     with_rows = {row["study"] for row in rows()}
     assert with_rows <= STUDIES.keys() == SHOWN.keys()
-    assert all(f"<!-- {study} -->\n|" in PAGE.read_text() for study in with_rows)
+    text = "".join(page.read_text() for page in PAGES)
+    assert all(f"<!-- {study} -->\n|" in text for study in with_rows)
 
 
 def test_a_table_has_a_line_for_each_row_and_a_hole_for_what_is_missing() -> None:
