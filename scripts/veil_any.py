@@ -1,9 +1,11 @@
 """What `veil` costs a network that starts from nothing: whole, and in public subspaces of a few hundred numbers.
 
-Rounds, bound and step are chosen on training images: 10,000 to train on, 2,000 to look at, and noise in proportion, so
-that it weighs as much as it will beside all. Then all clients train as in `gradveil train`, and the test set is asked.
+Rounds and step are chosen on training images: a few to train on, others to look at, and noise in proportion, so that it
+weighs as much as it will beside all. That is an estimate. With seeds, all clients then train as in `gradveil train`,
+and the test set is asked: minutes of a GPU for each.
 
-    python scripts/veil_any.py --device cuda --model resnet8:init=he --out rows.jsonl
+    python scripts/veil_any.py --few 1000 --rounds 10 --lr 0.3,1 --model resnet8:init=he --out rows.jsonl
+    python scripts/veil_any.py --device cuda --seeds 1,2,3 --model resnet8:init=he --out rows.jsonl
 """
 
 from __future__ import annotations
@@ -72,10 +74,10 @@ def trained(
 
 def chosen(spec: str, train: ImageSet, options: argparse.Namespace) -> dict[str, Any]:
     """Rounds, step, and whether models are averaged: what does best on training images that were left out."""
-    order = torch.randperm(len(train), generator=generator(0, "held out"))[: options.few * 6 // 5]
+    order = torch.randperm(len(train), generator=generator(0, "held out"))[: options.few + options.looked_at]
     own, out = train.subset(order[: options.few].sort().values), train.subset(order[options.few :].sort().values)
     noise = math.sqrt(options.clients) * len(own) / len(train)
-    best: dict[str, Any] = {"held_out": -1.0}
+    best: dict[str, Any] = {"held_out": -1.0, "images": len(own), "looked_at": len(out)}
     for rounds, lr in itertools.product(options.rounds, options.lr):
         torch.manual_seed(0)
         veil = Veil(rounds=rounds, bound=options.bound, ceiling=options.ceiling)
@@ -87,7 +89,7 @@ def chosen(spec: str, train: ImageSet, options: argparse.Namespace) -> dict[str,
             continue
         row = {"rounds": rounds, "lr": lr, "averaged": mean > last, "held_out": max(last, mean)}
         print(json.dumps({"model": spec, **row, "seconds": time.perf_counter() - started}), flush=True)
-        best = max(best, row, key=lambda each: each["held_out"])
+        best |= row if row["held_out"] > best["held_out"] else {}
     return best
 
 
@@ -101,7 +103,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=lambda text: [int(each) for each in text.split(",")], default=[15, 40])
     parser.add_argument("--lr", type=lambda text: [float(each) for each in text.split(",")], default=[0.1, 0.3, 1.0])
     parser.add_argument("--few", type=int, default=10_000)
-    parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2, 3])
+    parser.add_argument("--looked-at", type=int, default=2_000)
+    parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")], default=[])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
@@ -110,27 +113,33 @@ def main() -> None:
     train, test = data_of(Training(data=options.data))
     train = train.to(options.device)
     found = chosen(options.model, train, options)
+    shared = {
+        "data": options.data, "model": options.model, "clients": options.clients, "partition": "iid",
+        "defense": Veil(rounds=found["rounds"], bound=options.bound, ceiling=options.ceiling).spec,
+        "numbers": sum(p.numel() for p in models.trained_parameters(
+            models.build(options.model, train.domain, seed=0)).values()), **found, "device": options.device,
+    }  # fmt: skip
+
+    def note(row: dict[str, Any]) -> None:
+        print(json.dumps(row), flush=True)
+        with options.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    note(shared)
     for seed in options.seeds:
-        rounds, veil = found["rounds"], Veil(rounds=found["rounds"], bound=options.bound, ceiling=options.ceiling)
+        rounds = found["rounds"]
         case = Training(
             data=options.data, model=options.model, clients=options.clients, rounds=rounds, algorithm="fedsgd",
             batch_size=None, lr=found["lr"], server_momentum=MOMENTUM, train_mode=False, seed=seed,
             average_from=rounds // 2 + 1 if found["averaged"] else None, device=options.device, side_by_side="false",
-            defense=veil.spec,
+            defense=shared["defense"],
         )  # fmt: skip
         federation, started = Federation(case, train), time.perf_counter()
         for number in range(1, rounds + 1):
             in_time()
             federation.round(number)
-        row = {
-            "data": options.data, "model": options.model, "clients": options.clients, "partition": "iid",
-            "defense": veil.spec, "numbers": sum(p.numel() for p in federation.state.params.values()), "seed": seed,
-            "accuracy": federation.quality(test).accuracy, "seconds": round(time.perf_counter() - started, 1), **found,
-            "device": options.device,
-        }  # fmt: skip
-        print(json.dumps(row), flush=True)
-        with options.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        seconds = round(time.perf_counter() - started, 1)
+        note({**shared, "seed": seed, "accuracy": federation.quality(test).accuracy, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -141,12 +141,14 @@ def variants(options: argparse.Namespace) -> Iterator[str]:
 
 
 def search(options: argparse.Namespace) -> None:
-    train, test = data_of(Training(data=options.data))
+    whole, test = data_of(Training(data=options.data))
+    order = torch.randperm(len(whole), generator=generator(0, "few"))[: options.few]
+    train = whole if options.few is None else whole.subset(order.sort().values)
     classes, device = train.domain.classes, options.device
     order = torch.randperm(len(train), generator=generator(0, "held out")).to(device)
     count = len(order) // HELD_OUT
     places, labels = (order[count:], order[:count]), train.labels.to(device)
-    noise = math.sqrt(options.clients) * (1 - 1 / HELD_OUT)  # as much beside what is left as there will be beside all
+    noise = math.sqrt(options.clients) * len(places[0]) / len(whole)  # it weighs as much as it will beside all
 
     def best(spec: str, promises: tuple[dict[str, float], ...], rounds: int) -> dict[int, tuple[float, Setting]]:
         """By the place of a promise the accuracy on what was left out, and the setting that reaches it."""
@@ -188,7 +190,8 @@ def search(options: argparse.Namespace) -> None:
         totals[spec] = sum(one for one, _ in found.values())
         note({"model": spec, "held_out": [round(found[i][0], 4) for i in sorted(found)]})
     spec = max(totals, key=lambda each: totals[each])
-    keep(spec)
+    if options.few is None:
+        keep(spec)
     each_rounds = [best(spec, PROMISES, rounds) for rounds in options.rounds]
     for place, promise in enumerate(PROMISES):
         for found in each_rounds:
@@ -197,8 +200,8 @@ def search(options: argparse.Namespace) -> None:
                   "held_out": round(one, 4)})  # fmt: skip
         one, setting = max((found[place] for found in each_rounds), key=lambda pair: pair[0])
         note({"chosen": place, "data": options.data, "model": spec, "promise": setting.promise,
-              "held_out": round(one, 4), "rounds": setting.rounds, "bound": setting.bound,
-              "lr": setting.lr})  # fmt: skip
+              "images": len(places[0]), "looked_at": count, "held_out": round(one, 4),
+              "rounds": setting.rounds, "bound": setting.bound, "lr": setting.lr})  # fmt: skip
 
 
 def train(options: argparse.Namespace) -> None:
@@ -244,6 +247,7 @@ def main() -> None:
     numbers = lambda text: [int(each) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--pca", type=numbers, default=[256, 512, 1024])
     parser.add_argument("--whiten", type=lambda text: [float(w) for w in text.split(",")], default=[0.25, 0.5, 0.75])
+    parser.add_argument("--few", type=int, help="choose on so many images: an estimate, and nothing for train")
     parser.add_argument("--letters", action="store_true", help="pictures that mean something else in a mirror")
     parser.add_argument("--given", action="append", help="a model to choose from, in the place of all others")
     parser.add_argument("--clients", type=int, default=100)

@@ -18,7 +18,7 @@ from gradveil.models.calls import (
 from gradveil.models.features import FeatureHead, PublicFeatures, encoded
 from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
-from gradveil.models.subspace import Subspace
+from gradveil.models.subspace import Subspace, in_subspace
 from gradveil.models.watch import (
     Representation,
     batch_norm_statistics,
@@ -52,6 +52,7 @@ __all__ = [
     "first_layer",
     "fronted",
     "fronted_spec",
+    "in_subspace",
     "is_import_path",
     "joined_inputs",
     "layers_in_order",

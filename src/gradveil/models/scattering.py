@@ -49,12 +49,20 @@ class Scattering(nn.Module):
             self.register_buffer(name, torch.fft.fft2(filters).to(torch.complex64), persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        padded = F.pad(pictures, (MARGIN, MARGIN, MARGIN, MARGIN), mode="reflect")
-        first = torch.fft.ifft2(torch.fft.fft2(padded)[..., None, :, :] * self.waves).abs()  # [n, C, 16, ...]
-        fine, coarse = first[..., :ANGLES, :, :], self.waves[ANGLES:]
-        second = torch.fft.ifft2(torch.fft.fft2(fine)[..., None, :, :] * coarse).abs().flatten(-4, -3)
-        every = torch.cat([padded[..., None, :, :], first, second], dim=-3)
-        smoothed: Tensor = torch.fft.ifft2(torch.fft.fft2(every) * self.smooth).real
-        step = 2**SCALES
-        middle = smoothed[..., MARGIN + step // 2 : -MARGIN : step, MARGIN + step // 2 : -MARGIN : step]
-        return middle.flatten(1)
+        spectrum = torch.fft.fft2(F.pad(pictures, (MARGIN, MARGIN, MARGIN, MARGIN), mode="reflect"))[..., None, :, :]
+        fine = torch.fft.fft2(torch.fft.ifft2(spectrum * self.waves[:ANGLES]).abs())
+        # What the wider waves leave has no fine detail: every second position tells it.
+        coarse = torch.fft.fft2(torch.fft.ifft2(_folded(spectrum * self.waves[ANGLES:], 2)).abs())
+        both = _folded(fine[..., None, :, :] * self.waves[ANGLES:], 2)
+        second = torch.fft.fft2(torch.fft.ifft2(both).abs()).flatten(-4, -3)
+        found = [_folded(each * self.smooth, 4) for each in (spectrum, fine)]
+        found += [_folded(each * _folded(self.smooth, 2) * 4, 2) for each in (coarse, second)]
+        # A picture ends two of these positions away from the margin's end.
+        kept = slice(MARGIN // 4, -MARGIN // 4)
+        return torch.fft.ifft2(torch.cat(found, dim=-3)).real[..., kept, kept].flatten(1)
+
+
+def _folded(spectrum: Tensor, step: int) -> Tensor:
+    """The spectrum of every ``step``-th row and column."""
+    side = spectrum.shape[-1] // step
+    return spectrum.unflatten(-1, (step, side)).unflatten(-3, (step, side)).mean(dim=(-4, -2))
