@@ -34,7 +34,7 @@ AGAIN = 2
 """Further seeds with which a recommendation is trained before it is made."""
 CONTESTANTS = 3
 """How many of the best are trained with further seeds, at most."""
-ROUNDS = (10.0, 20.0, 40.0)
+ROUNDS = (10.0, 20.0, 40.0, 80.0)
 """Of trainings on public features."""
 
 Space = dict[str, BaseDistribution]
@@ -94,7 +94,7 @@ def first_trials(asked: Question) -> list[tuple[str, dict[str, float]]]:
     lrs = (30.0, 100.0, 10.0, 300.0) if public else tuple(asked.lr * by for by in (1.0, 3.0, 0.3, 10.0))
     found = [(plain, {"lr": lr, "rounds": 40.0}) for lr in lrs]
     found += [] if public else [(f"{ELSEWHERE}|none", {"lr": 100.0, "rounds": 40.0})]
-    for lr, rounds, bound in ((30.0, 40.0, 0.3), (30.0, 20.0, 0.3), (30.0, 10.0, 0.3), (10.0, 40.0, 0.3)):
+    for lr, rounds, bound in ((100.0, 40.0, 0.3), (30.0, 40.0, 0.3), (30.0, 10.0, 0.3), (100.0, 80.0, 0.1)):
         found.append((f"{on}|veil", {"lr": lr, "rounds": rounds, "bound": bound}))
     others = [what for what in kinds(asked) if what not in {one for one, _ in found}]
     return found + [(what, {"rounds": 40.0, "bound": 1.0, "sigma": 0.3, "rate": 0.99}) for what in others]
