@@ -75,9 +75,8 @@ def main() -> None:
                 found = attack(seen, seeds=[0] * len(seen))
                 shares[way].append(ranked(found, private, DATA).ranked_first or 0.0)
         means = {way: round(sum(each) / SEEDS, 3) for way, each in shares.items()}
-        print(
-            json.dumps({"model": options.model, "defense": defense, "images": SEEDS * SIZE * EACH, **means}), flush=True
-        )
+        row = {"model": options.model, "defense": defense, "images": SEEDS * SIZE * EACH, **means, "by_seed": shares}
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def main() -> None:
             print(json.dumps({
                 "model": options.model, "defense": defense, "attack": attack, "images": len(seen),
                 "candidates": len(data), "first": int((places == 1).sum()), "median_rank": int(places.median()),
-                "labels_right": sum(right), "seconds": round(seconds, 1), "device": DEVICE,
+                "labels_right": sum(right), "ranks": places.tolist(), "seconds": round(seconds, 1), "device": DEVICE,
             }), flush=True)  # fmt: skip
 
 

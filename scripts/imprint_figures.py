@@ -1,13 +1,14 @@
-"""How many images Imprint reads off an update: by query and quantiles, of FedAvg clients, and under defenses.
+"""How many images Imprint and the trap read off an update: by options, of FedAvg clients, and under defenses.
 
-One JSON object a line, the figures of ``docs/attacks/imprint.md``: over batches in the order of the test set, the
-share of images with a reconstruction above 60 dB, and the median PSNR of the closest reconstruction.
+One JSON object a line, the figures of ``docs/attacks/imprint.md`` and ``trap.md``: over batches in the order of the
+test set, how many images have a reconstruction above 60 dB, and the median PSNR of the closest reconstruction.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -31,14 +32,16 @@ DEFENDED = (
 
 def measured(
     attack_spec: str, *, data: str = "cifar10", model: str = "mlp", size: int = 16, defense: str = "none",
-    recipe: Recipe = FEDSGD,
+    recipe: Recipe = FEDSGD, honest_server: bool = False,
 ) -> dict[str, object]:  # fmt: skip
-    """One line: the attack on ``BATCHES`` clients with ``size`` images each."""
+    """One line: the attack on ``BATCHES`` clients with ``size`` images each; an honest server only reads replies."""
     images = load(f"{data}:split=test")
     attack, honest = ATTACKS.build(attack_spec, Budget(1, 1)), models.build(model, images.domain, seed=0)
     public = images.batch(range(len(images) - PUBLIC, len(images)))
     made = attack.craft(Server(honest, model, detached(dict(honest.named_parameters())), images.domain, public), [], 0)
     assert made is not None
+    if honest_server:
+        made = replace(made, sent=detached(dict(honest.named_parameters())))
     client = SimulatedClient(made.module, recipe=recipe, defense=DEFENSES.build(defense))
     scores = []
     for i in range(BATCHES):
@@ -58,6 +61,7 @@ def measured(
         "recovered": round(float((psnr > EXACT_DB).sum(dim=1).float().mean()), 1),
         "fewest": int((psnr > EXACT_DB).sum(dim=1).min()),
         "median_psnr": round(float(psnr.median()), 1),
+        "honest_server": honest_server, "psnrs": [[round(one, 1) for one in batch] for batch in psnr.tolist()],
     }  # fmt: skip
 
 
@@ -76,6 +80,15 @@ def lines() -> Iterator[dict[str, object]]:
     for defense in DEFENDED:
         for options in ("imprint", "imprint:query=mean,quantiles=public"):
             yield measured(options, model="lenet:init=wide", defense=defense)
+    for hidden in (256, 1000):
+        for honest_server in (False, True):
+            yield measured("trap", model=f"mlp:hidden={hidden}", size=32, honest_server=honest_server)
+    for scale in (0.9, 0.93, 0.97, 0.98):
+        yield measured(f"trap:scale={scale}", size=32)
+    for size in (4, 8, 64, 100):
+        yield measured("trap", size=size)
+    for defense in ("clip:bound=4", "soteria", "sparsify:rate=0.9", "noise:sigma=0.001", "dp", "outpost", "censor"):
+        yield measured("trap", size=32, defense=defense)
 
 
 def main() -> None:

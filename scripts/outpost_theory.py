@@ -59,6 +59,11 @@ def equations(draws: int = 20) -> Iterator[Json]:
                 found[name] = found.get(name, 0.0) + squared(subtract(sent, gradient)) / draws
                 if name == "moved":
                     found["from_mean"] = found.get("from_mean", 0.0) + squared(subtract(sent, mean)) / draws
+                if name != "by_pruning":
+                    after = "square_after" if name == "moved" else "square_after_noise"
+                    found[after] = found.get(after, 0.0) + squared(sent) / draws
+            found["square"] = found.get("square", 0.0) + squared(gradient) / draws
+            found["largest_square"] = max(found.get("largest_square", 0.0), squared(gradient))
             found["variance"] = found.get("variance", 0.0) + squared(subtract(gradient, mean)) / draws
         groups = layers(mean)
         risk = float(layer_risks(Functional(module).params, groups).max())

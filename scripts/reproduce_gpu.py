@@ -26,10 +26,13 @@ import numpy as np
 import torch
 
 from gradveil.auditing import score_again
+from gradveil.core.atomic import write_json
 from gradveil.core.progress import Progress
+from gradveil.core.reading import read_json
 from gradveil.data import DATASETS, ImageSet, MemoryImages, load
 from gradveil.lab.reproduce import SCALES, ReproductionPlan, page, plan, reproduction, run_plan
-from gradveil.lab.sweeps import ResultFolder, Status
+from gradveil.lab.reproduce.landscape import add_lpips
+from gradveil.lab.sweeps import MEASURED, ResultFolder, Status
 
 
 @DATASETS.register("npz")
@@ -86,8 +89,12 @@ def narrowed(planned: ReproductionPlan, pattern: str) -> ReproductionPlan:
 
 
 def add_scores(planned: ReproductionPlan, out: Path) -> None:
-    """LPIPS and what rests on it, for audits that were run where there was none."""
+    """LPIPS and what rests on it, for audits and landscapes that were run where there was none."""
     results = ResultFolder(out)
+    for path in (out / MEASURED).glob("*.json"):
+        found = read_json(path)
+        if "codes" in found["figures"].get("each", [{}])[0]:
+            write_json(path, found | {"figures": add_lpips(found["fields"], found["figures"])})
     for entry in planned.study.entries if planned.study else ():
         if entry.kind == "audit" and results.result(entry.digest) is not None:
             score_again(results.case(entry.digest))

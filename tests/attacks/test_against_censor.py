@@ -209,8 +209,8 @@ def test_replies_to_one_model_are_taken_together_and_repeat_beyond_its_entries()
     assert found.directions["fc.bias"].shape == (1, 1, 10, 10)
 
 
-@pytest.mark.parametrize("options", ["rounds=3", "fallback=original", "projection=released"])
-def test_where_the_gradient_may_have_been_sent_nothing_is_solved(options: str) -> None:
+@pytest.mark.parametrize("options", ["fallback=original,source=public", "projection=none", "projection=released"])
+def test_where_nobody_knows_of_a_right_angle_nothing_is_solved(options: str) -> None:
     (seen,) = observed(private_batches(1), defense=f"censor:trials=1,{options}")
     assert counter_for(seen) is None
 

@@ -152,6 +152,18 @@ def test_gradients_may_be_averaged_before_they_are_compared() -> None:
     assert by_hand < Averaged(one, 4)(one.reply, lambda update: objective(update, one.reply))
 
 
+def test_the_nearest_draw_alone_may_count() -> None:
+    (one,) = observed(private_batches(1), defense="noise:sigma=0.05")
+    nearest, objective = Averaged(one, 4, "nearest"), Cosine()
+    by_hand = [
+        objective(add(one.reply, {name: drawn[k] for name, drawn in nearest.draws.items()}, 0.05), one.reply)
+        for k in range(4)
+    ]
+    found = nearest(one.reply, lambda update: objective(update, one.reply))
+    torch.testing.assert_close(found, min(by_hand))
+    assert found < Averaged(one, 4)(one.reply, lambda update: objective(update, one.reply))
+
+
 def test_a_draw_of_censor_is_orthogonal_and_of_the_same_length() -> None:
     (one,) = observed(private_batches(1), defense="censor")
     averaged = Averaged(one, 1)

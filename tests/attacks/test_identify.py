@@ -65,6 +65,12 @@ def test_the_gradient_as_one_vector_and_the_gradient_itself() -> None:
         assert firsts(attacked("fingerprint:by=both", seen)) == 6, options
 
 
+def test_a_tensor_that_had_no_other_direction_says_nothing_of_its_norm() -> None:
+    seen = observed(private_batches(6), model="lenet:init=wide", defense="censor:orthogonal=examples", threat="D")
+    assert any(not tensor.any() for tensor in seen[0].reply.values())
+    assert firsts(attacked("identify", seen)) == 6
+
+
 DEFENSES_LEFT = {
     "none": 6, "clip:bound=0.5": 6, "clip:bound=0.5,per=global": 6, "sparsify:rate=0.95": 6, "soteria": 6, "outpost": 6,
     "graddefense:sigma=0.01,images=5": 6, "precode:size=16": 6, "dcs2:iterations=5": 6, "ats": 4,

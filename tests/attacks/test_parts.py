@@ -9,12 +9,13 @@ from torch.func import grad_and_value, vmap
 from exchanges import SAMPLES, observed, private_batches
 from gradveil.attacks.parts.labels import infer_labels
 from gradveil.attacks.parts.objectives import Cosine, Objective, Squared
-from gradveil.attacks.parts.priors import Pixels
+from gradveil.attacks.parts.priors import Codes, Pixels
 from gradveil.attacks.parts.search import Adam, Problems
 from gradveil.client.local import local_update
 from gradveil.core.progress import SILENT
 from gradveil.core.seeding import generator
 from gradveil.core.types import Params, Recipe, cross_entropy
+from gradveil.generators import build
 from gradveil.metrics import label_accuracy
 from gradveil.models import Functional, classifier
 
@@ -26,6 +27,19 @@ def test_objectives_against_torch() -> None:
     torch.testing.assert_close(Cosine()(a, b), 1 - torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=0))
     torch.testing.assert_close(Squared()(a, b), ((flat_a - flat_b) ** 2).sum() / (flat_b**2).sum())
     assert torch.isfinite(Cosine()(a, {k: torch.zeros_like(v) for k, v in b.items()}))
+
+
+def test_costs_of_a_code_are_those_of_the_paper() -> None:
+    """R1 is a KL divergence, which torch has; R2 the square of squared length less dimension."""
+    codes = 1.5 * torch.randn(2, 128, generator=generator(3)) + 0.3
+    normal = torch.distributions.Normal
+    expected = {
+        "kl": torch.distributions.kl_divergence(normal(codes.mean(dim=1), codes.std(dim=1)), normal(0.0, 1.0)).mean(),
+        "norm": (codes.square().sum(dim=1) - 128).square().mean(),
+    }
+    for kind, value in expected.items():
+        prior = Codes(build("mnist"), torch.device("cpu"), cost=kind, weight=0.5)  # type: ignore[arg-type]
+        torch.testing.assert_close(prior.cost({"code": codes}), 0.5 * value, rtol=1e-4, atol=1e-4)
 
 
 def test_the_slope_toward_a_long_update_that_is_nearly_reached_is_right() -> None:
@@ -131,6 +145,20 @@ def test_the_label_of_one_example_is_read_exactly(model: str, recipe: Recipe) ->
     batches = private_batches(30)
     labels = infer_labels(observed(batches, model=model, recipe=recipe), 1)
     assert labels.flatten().tolist() == [int(batch.labels) for batch in batches]
+
+
+@pytest.mark.parametrize(("model", "always"), [("convnet:width=8", True), ("vit:depth=1,dim=48", False)])
+def test_the_plain_sign_rule_needs_features_that_are_not_negative(model: str, always: bool) -> None:
+    """One row of the last layer's gradient has no positive entry, and it is that of the label: so behind ReLUs."""
+    batches = private_batches(30)
+    seen = observed(batches, model=model)
+    weight = f"{classifier(seen[0].module, seen[0].domain)}.weight"
+    rows = torch.stack([one.reply[weight] for one in seen])
+    negative = (rows <= 0).all(dim=2) & (rows < 0).any(dim=2)
+    labels = torch.stack([batch.labels[0] for batch in batches])
+    right = (negative.sum(dim=1) == 1) & negative.gather(1, labels[:, None])[:, 0]
+    assert bool(right.all()) is always
+    assert always or not right.any()
 
 
 def test_the_label_survives_noise() -> None:

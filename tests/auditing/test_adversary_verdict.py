@@ -18,7 +18,7 @@ from gradveil.attacks import ATTACKS, Attack, Crafted, Reconstruction, Server
 from gradveil.attacks.identify import Identify
 from gradveil.auditing import make_case
 from gradveil.auditing.audit import Audit, CeilingAnswer, Files, Membership, Row
-from gradveil.auditing.flags import counter_moves
+from gradveil.auditing.flags import counter_moves, flagged
 from gradveil.auditing.gate import AuditGate
 from gradveil.auditing.run import run
 from gradveil.auditing.sources import Simulation
@@ -115,7 +115,7 @@ def test_a_defense_earns_nothing_by_its_name_or_by_links_that_it_undoes(defense:
     assert verdict.grade == "F"
     assert verdict.ceiling is not None
     assert verdict.ceiling.recognised is None
-    assert NO_COUNTER_MOVE in verdict.flags or defense is LEAKING["patched"]
+    assert NO_COUNTER_MOVE in verdict.flags
     assert AuditGate.read([], "B").violations(Audit.model_validate(found.as_json()))
 
 
@@ -123,6 +123,7 @@ def test_a_name_is_of_the_class_that_was_registered_under_it() -> None:
     assert DEFENSES.describe(none()) == "own none"
     assert DEFENSES.describe(Silent()).startswith("Silent")
     assert DEFENSES.describe(Bare([DP()])) == "Bare"
+    assert DEFENSES.describe(patched()).startswith("Noise:")
     for spec in ("none", "clip:bound=1.0", "clip:bound=1.0,per=example", "dp:sigma=2.0", "dcs2plus", "precode", "ats"):
         assert DEFENSES.describe(DEFENSES.build(spec)) == spec
 
@@ -217,6 +218,13 @@ def test_public_data_does_not_tell_who_is_private(images: int, tmp_path: Path) -
     assert not candidates.any()
     assert clients.lists[0] is not None
     assert len(candidates) == len(clients.lists[0]) > images
+
+
+def test_statistics_that_nobody_attacked_earn_no_good_grade() -> None:
+    kept = {"defense": "noise", "luck": 1.0, "counter_moves": {"noise": "It ranks candidates."}}
+    row = scored("identify", 0.0, (0.0, 0.05), **kept, threat="D")
+    sent = row.model_copy(update={"statistics_sent": True})
+    assert [verdicts(flagged([each]))[0].grade for each in (row, sent)] == ["A", "C"]
 
 
 def test_a_defense_that_tells_who_took_part_does_not_hold() -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import broadcasts
 from broadcasts import CIFAR, FEDAVG, LARGE, SMALL, Sent, parameters
 from gradveil import models
+from gradveil.attacks import ATTACKS, Server
 from gradveil.client import CHECKS, SimulatedClient, inspect
 from gradveil.client.inspection import Inspection
 from gradveil.core.errors import GradveilError
@@ -23,6 +24,7 @@ from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Batch, Params, Recipe
+from gradveil.models.resnet import BasicBlock
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -158,6 +160,31 @@ def test_a_layer_that_moves_alone() -> None:
 def test_all_layers_may_move_together() -> None:
     sent = {name: tensor + 50 * drawn(*tensor.shape) for name, tensor in HONEST.items() if "fc" not in name}
     assert not inspect(MLP, HONEST | sent, domain=CIFAR.domain, previous=HONEST, recipe=Recipe()).suspicious
+
+
+def small_resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), BasicBlock(8, 16, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", ["fresh", "open"])
+@pytest.mark.parametrize("model", [*SMALL, "a small resnet"])
+def test_fresh_weights_are_told_by_the_last_broadcast_alone(model: str, weights: str) -> None:
+    module = small_resnet() if model == "a small resnet" else models.build(model, CIFAR.domain, seed=0)
+    honest = parameters(module)
+    attack = ATTACKS.build(f"informed:replies=3,weights={weights}")
+    crafted = attack.craft(Server(module, model, honest, CIFAR.domain), [None], 0)  # type: ignore[list-item]
+    assert crafted is not None
+    found = inspect(module, crafted.sent, domain=CIFAR.domain, previous=honest)
+    assert {finding.check for finding in found.findings} == {"shuffled"}
+    assert not inspect(module, crafted.sent, domain=CIFAR.domain).suspicious, "the page says so"
+    client = SimulatedClient(module, recipe=Recipe(), on_suspicion="refuse")
+    client.reply(honest, CIFAR.batch([0, 1]), Stream.seeded(0))
+    with pytest.raises(GradveilError, match="another order"):
+        client.reply(crafted.sent, CIFAR.batch([0, 1]), Stream.seeded(0))
 
 
 def test_the_same_broadcast_again_is_a_note() -> None:
@@ -364,4 +391,4 @@ def test_on_suspicion_is_one_of_three() -> None:
 def test_the_page_has_every_check() -> None:
     written = re.findall(r"^### `(.+)`$", (DOCS / "inspection.md").read_text(), flags=re.MULTILINE)
     assert sorted(written) == sorted(CHECKS)
-    assert set(CHANGES) | {"moved alone", "unchanged"} == set(CHECKS)
+    assert set(CHANGES) | {"moved alone", "shuffled", "unchanged"} == set(CHECKS)

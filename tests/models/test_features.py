@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from torch.nn import functional as F
 
 from gradveil import models
 from gradveil.core.errors import BadFileError, GradveilError
+from gradveil.core.progress import Silent, Task
 from gradveil.core.types import Params
 from gradveil.data import load
+from gradveil.domains import Images
 from gradveil.models import Functional, PublicFeatures, efficientnet, encoded, features
 from gradveil.models.efficientnet import EfficientNetLite
 from gradveil.models.features import Resize
+from gradveil.models.scattering import Scattering
 
 SPEC = "features:backbone=efficientnet-lite0+efficientnet-lite2,pca=6"
 STAGES = ((3, 1), (3, 2), (5, 2), (3, 2), (5, 1), (5, 2), (3, 1))
@@ -134,6 +138,84 @@ def test_public_directions_are_those_of_a_principal_component_analysis() -> None
     along = (model.directions.double().T @ vectors.flip(1)[:, :4]).abs()
     lengths = (values.flip(0)[:4] / values[-1]).sqrt()
     torch.testing.assert_close(along, torch.diag(lengths**-0.5), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_direction_has_the_sign_of_its_largest_entry() -> None:
+    model = models.build("features:pca=4,whiten=0", load("cifar10-samples").domain, seed=0)
+    assert isinstance(model, PublicFeatures)
+    assert (model.directions.gather(0, model.directions.abs().argmax(dim=0, keepdim=True)) > 0).all()
+
+
+@pytest.mark.usefixtures("small")
+def test_photographs_are_shown_as_the_pictures_of_the_domain_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    forward = features.Backbones.forward
+
+    def noted(self: features.Backbones, pictures: Tensor) -> Tensor:
+        shapes.append(tuple(pictures.shape[1:]))
+        return forward(self, pictures)
+
+    monkeypatch.setattr(features.Backbones, "forward", noted)
+    domain = Images(channels=1, height=28, width=20, classes=3, mean=(0.5,), std=(0.5,))
+    models.build("features:pca=2", domain, seed=0)
+    assert set(shapes) == {(1, 28, 20)}
+
+
+@pytest.mark.usefixtures("small")
+def test_with_mirror_a_picture_and_its_mirror_image_are_the_same() -> None:
+    data = load("cifar10-samples").subset(range(5))
+    shown = data.batch(range(5)).inputs
+    plain, both = (models.build(f"features:mirror={each},bias=false", data.domain, seed=0) for each in (False, True))
+    assert isinstance(plain, PublicFeatures)
+    assert isinstance(both, PublicFeatures)
+    torch.testing.assert_close(both.encode(shown), both.encode(shown.flip(-1)), atol=1e-3, rtol=0)
+    assert not torch.allclose(plain.encode(shown), plain.encode(shown.flip(-1)), atol=1e-2)
+    assert [name for name, _ in both.named_parameters()] == ["head.weight"]
+    torch.testing.assert_close(both.alone()(both.encode(shown)), both(shown))
+
+
+@pytest.mark.usefixtures("small")
+def test_long_work_is_reported() -> None:
+    titles: list[str] = []
+
+    class Noting(Silent):
+        def task(self, title: str, total: float | None) -> AbstractContextManager[Task]:
+            titles.append(title)
+            return super().task(title, total)
+
+    data = load("cifar10-samples").subset(range(6))
+    model = models.build("features:pca=3", data.domain, seed=0, progress=Noting())
+    assert isinstance(model, PublicFeatures)
+    encoded(model, data, progress=Noting())
+    assert titles == ["features of public photographs, once", "public features"]
+
+
+def test_scattering_hardly_moves_with_a_picture_and_is_blind_to_its_mean_but_in_one_channel() -> None:
+    shown, transform = load("cifar10-samples").batch(range(8)).inputs, Scattering()
+    seen = transform(shown)
+    assert seen.shape == (8, 3 * 81 * 64)
+    moved, other = transform(shown.roll(1, -1)), transform(shown.flip(0))
+    assert (moved - seen).norm() < (other - seen).norm() / 3
+    brighter = (transform(shown + 0.3) - seen).view(8, 3, 81, 64)
+    torch.testing.assert_close(brighter[:, :, 0], torch.full((8, 3, 64), 0.3), atol=1e-4, rtol=0)
+    assert brighter[:, :, 1:].abs().max() < 1e-4
+
+
+def test_scattering_sees_stripes_at_their_angle_and_scale() -> None:
+    """Against plain sums: a wave along a row of pixels answers to the filter of its own angle most."""
+    stripes = 0.5 + 0.5 * torch.cos(torch.arange(32) * torch.pi * 3 / 4).expand(1, 3, 32, 32)
+    for picture, angle in ((stripes, 0), (stripes.transpose(-1, -2), 4)):
+        first = Scattering()(picture).view(3, 81, 64)[0, 1:17].mean(dim=1)
+        assert int(first.argmax()) == angle
+
+
+@pytest.mark.usefixtures("small")
+def test_a_backbone_without_weights_serves_as_well() -> None:
+    data = load("cifar10-samples").subset(range(4))
+    model = models.build("features:backbone=scattering,pca=8", data.domain, seed=0)
+    assert isinstance(model, PublicFeatures)
+    torch.testing.assert_close(encoded(model, data).norm(dim=1), torch.ones(4))
 
 
 @pytest.mark.usefixtures("small")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -217,7 +218,9 @@ def candidates_of(one: Observation, spec: str | None) -> ImageSet:
 def chosen(known: ImageSet, scores: Tensor, labels: Tensor, size: int, seed: int, strategy: str) -> Reconstruction:
     """The best ``size`` candidates as a reconstruction, with the scores and the labels that each [m] got."""
     best = best_first(scores, seed)[:size]
-    found = Reconstruction.closed_form(known.batch(best).inputs, labels[best], float(scores[best[0]]))
+    objective = float(scores[best[0]])
+    stopped = "converged" if math.isfinite(objective) else "diverged"
+    found = Reconstruction.closed_form(known.batch(best).inputs, labels[best], objective, stopped=stopped)
     return replace(found, problem_steps=len(known), strategy=strategy, candidates=known.name, scores=scores)
 
 

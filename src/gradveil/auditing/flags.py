@@ -15,7 +15,7 @@ from gradveil.attacks.parts.channel import Channel
 from gradveil.attacks.parts.counter import AGAINST
 from gradveil.auditing.audit import Awareness, Meaning, Row, Verdict
 from gradveil.auditing.chance import above_chance
-from gradveil.auditing.verdict import NO_CANDIDATES, NO_COUNTER_MOVE, needs_of
+from gradveil.auditing.verdict import NO_CANDIDATES, NO_COUNTER_MOVE, STATISTICS, needs_of
 from gradveil.core.registry import split_spec
 from gradveil.threat import Knowledge, Observation, threat_model
 
@@ -156,10 +156,10 @@ FLAGS = (
         lambda row, _: row.statistics_given,
     ),
     Flag(
-        "running statistics not attacked",
+        STATISTICS,
         "the clients' batch norm was in the train mode, and the attack looked at their updates alone",
         "such clients send running means and variances beside their updates, which no defense hides and which name an "
-        "image that stands alone: the row understates what leaks",
+        "image that stands alone: the row understates what leaks, and the grade is C at best",
         lambda row, _: row.statistics_sent,
     ),
 )

@@ -27,9 +27,11 @@ WORST = "F"
 GOOD = ("A", "B")
 """Grades of a defense that held; a few images, none of them found, are not above chance either, but earn neither."""
 UNTRIED = "C"
-"""The best grade of a defense that nobody has attacked by name, or without candidates."""
+"""The best grade of a defense that nobody has attacked by name, or with candidates, or in all that it sends."""
 NO_COUNTER_MOVE, NO_CANDIDATES = "no counter-move", "no candidates"
 """Flags of a verdict: they are about all rows of a defense."""
+STATISTICS = "running statistics not attacked"
+"""A flag of rows: what no attack has looked at names examples."""
 _MAY_DIFFER = {"defense", "tap", "threat", "evaluate_every", "checkpoint_every", "side_by_side"}
 """Settings in which a training may differ from the undefended one and still be compared with it."""
 
@@ -270,7 +272,7 @@ def privacy_grade(
         return None
     most = interval[1] if ceiling is None else min(interval[1], ceiling)
     earned = grade(_beyond(most, at_random), "privacy")
-    return UNTRIED if earned in GOOD and {NO_COUNTER_MOVE, NO_CANDIDATES} & set(flags) else earned
+    return UNTRIED if earned in GOOD and {NO_COUNTER_MOVE, NO_CANDIDATES, STATISTICS} & set(flags) else earned
 
 
 def _beyond(share: float, chance: float) -> float:

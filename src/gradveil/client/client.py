@@ -18,9 +18,9 @@ from gradveil.client.inspection import Inspection, inspect
 from gradveil.client.local import LocalRun, mini_batches
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
-from gradveil.core.trees import added_at_once, all_finite, detached
+from gradveil.core.trees import added_at_once, all_finite, detached, map_each
 from gradveil.core.types import Batch, Loss, Params, Recipe, cross_entropy
-from gradveil.defenses import Defense, Log, PublicData, Step, check_model, defended_step
+from gradveil.defenses import Defense, Log, PublicData, Step, check_model, check_result, defended_step, links_of
 from gradveil.engine import Request
 from gradveil.models.functional import Functional
 
@@ -102,7 +102,8 @@ class SimulatedClient:
         results = [run.request().evaluate() for run in runs]
         steps = [run.step(value) for run, (_, value) in zip(runs, results, strict=True)]
         hidden = self.defense.on_gradients([gradient for gradient, _ in results], steps)
-        for run, update in zip(runs, hidden, strict=True):
+        for run, update, (gradient, _) in zip(runs, hidden, results, strict=True):
+            check_result(update, gradient, finite=False)
             run.apply(update)
         return [run.reply() for run in runs]
 
@@ -177,6 +178,10 @@ class ClientRun(LocalRun):
 
     def request(self) -> Request[Any]:
         """A gradient or, after the last step, running statistics."""
+        recomputed = any(link.has_guarantee and link.recomputes_gradient for link in links_of(self._client.defense)[:1])
+        if not self.trained and recomputed:
+            self._evaluated = self.on_forward(len(self.inputs[self.examples]))
+            return Request(_no_gradient, self.params)  # it would not be looked at
         if not self.trained:
             return super().request()
         return Request(self._client.statistics, (self._arrived, self._buffers, self.inputs[self._passes[0]]))
@@ -199,7 +204,7 @@ class ClientRun(LocalRun):
         """What leaves when the run is done."""
         return Reply(self._leaving, self._buffers, len(self._start.batch), self._start.log)
 
-    def step(self, value: Tensor) -> Step:
+    def step(self, value: Tensor | None) -> Step:
         """The next step, as a defense sees it, at a loss of ``value``."""
         start = self._start
         return replace(
@@ -227,7 +232,9 @@ class ClientRun(LocalRun):
     def _leaving(self) -> Params:
         """The update as it leaves. Raises if it holds NaN or infinity, and names what is to blame."""
         start = self._start
-        update = self._defense.on_update(self.update(), start.rng, start.log)
+        given = self.update()
+        update = self._defense.on_update(given, start.rng, start.log)
+        check_result(update, given, finite=False)
         if all_finite(update):
             return detached(update)
         for name, tensor in (start.params | start.frozen | start.model.buffers).items():
@@ -240,6 +247,11 @@ class ClientRun(LocalRun):
                 "the gradient holds NaN or infinity, the model's parameters do not: look at the inputs and the defense"
             )
         raise GradveilError("the local run diverged: the update holds NaN or infinity; lower the learning rate")
+
+
+def _no_gradient(params: Params) -> tuple[Params, None]:
+    """Zeros in the place of a gradient, and no loss."""
+    return map_each(torch.zeros_like, params), None
 
 
 class StatisticsAfter:

@@ -43,6 +43,7 @@ class ATS(Defense):
     crop: bool = False
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         known = {str(number) for number in range(len(LIBRARY))}
         for numbers in (part.split("-") for part in self.policy.split("_")):
             if not known.issuperset(numbers) or len(numbers) > _LONGEST:

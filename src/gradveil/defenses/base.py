@@ -13,10 +13,12 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass, field, fields
+from functools import lru_cache, reduce
 from itertools import combinations
-from typing import Any, ClassVar, Literal, cast
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +189,30 @@ class Defense:
             name = self.name or type(self).__name__
             raise GradveilError(f"defense {name}: {option} is {allowed}, not {getattr(self, option)}")
 
+    def _require_kinds(self) -> None:
+        """Raise unless each option of a dataclass is of its kind: a spec sees to that, and Python does not.
+
+        A choice that is misspelled would else be taken for another one, and ``at`` for none.
+        """
+        words: dict[Any, str] = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            str: "a text",
+            type(None): "none",
+        }
+        numbers: dict[Any, type] = {int: Integral, float: Real}
+        for option, hint in _hints(cast(Any, type(self))).items():
+            value, allowed = getattr(self, option), list[str]()
+            good = False
+            for kind in get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,):
+                choices = get_args(kind) if get_origin(kind) is Literal else ()
+                allowed += [f"one of {', '.join(map(str, choices))}"] if choices else [words.get(kind, "")]
+                is_number = kind in numbers and isinstance(value, numbers[kind]) and not isinstance(value, bool)
+                plain = kind in words and kind not in numbers and isinstance(value, kind)
+                good = good or is_number or plain or (bool(choices) and value in choices) or not allowed[-1]
+            self._require(good, option, " or ".join(allowed))
+
     def planned(self) -> Guarantee | None:
         """What the training that its options plan will have spent; None: they plan none."""
         return None
@@ -234,6 +260,16 @@ class Defense:
         return update
 
 
+@lru_cache
+def _hints(kind: type[Defense]) -> dict[str, Any]:
+    """The types of a dataclass's options, by name; of none where a class inside a function names types of its own."""
+    try:
+        found = get_type_hints(kind)
+    except NameError:
+        return {}
+    return {option.name: found[option.name] for option in fields(cast(Any, kind))}
+
+
 class InRound(Defense):
     """A defense in one local run, with what it remembers in it: ``act`` is its ``on_gradient``."""
 
@@ -262,6 +298,7 @@ class Transform(Defense):
         """What is sent instead of these named tensors."""
 
     def on_gradient(self, gradient: Params, step: Step) -> Params:
+        self._require(self.at in get_args(At), "at", "step or update")  # anything else would act nowhere
         return self.transform(gradient, step.rng, step.log) if self.at == "step" else gradient
 
     def on_update(self, update: Params, rng: Stream, log: Log) -> Params:
@@ -466,6 +503,8 @@ class DefenseRegistry(Registry[Defense]):
         name = "none" if own is Defense else vars(own).get("name", f"{own.__module__}:{own.__qualname__}")
         if name not in self or own.__module__ == "__main__":
             raise GradveilError(f"{type(defense).__name__} has no name to write: register it in DEFENSES")
+        if changed := next((key for key in vars(defense) if callable(getattr(own, key, None))), None):
+            raise GradveilError(f"{changed} of this {own.__name__} was changed after it was made: make a class of it")
         said = {}
         for option, parameter in self.options(name).items():
             value = getattr(defense, option)

@@ -71,6 +71,7 @@ class Censor(Defense):
     lr: float | None = None
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         bounds = {"trials": 1, "rounds": 1, "spread": 0, "temperature": 0, "lr": 0, "public_class": 0}
         for option, least in bounds.items():
             value = getattr(self, option)

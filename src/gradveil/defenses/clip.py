@@ -8,14 +8,16 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import add, exact_norms, map_each, norm, scaled
-from gradveil.core.types import Params
+from gradveil.core.types import Params, cross_entropy
 from gradveil.defenses.base import DEFENSES, At, Defense, Log, Step, Transform
 from gradveil.engine import example_gradients, example_pass, products, rules, trained_gradients, without_tf32
+from gradveil.models import FeatureHead
 
 ENTRIES_AT_ONCE = 2**26
 """So many entries of gradients of single examples are held together, at least one example's: 256 MB in float32."""
@@ -42,6 +44,7 @@ class Clip(Transform):
     at: At
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(self.bound > 0, "bound", "above 0")
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002
@@ -67,6 +70,7 @@ class ClipExamples(Defense):
     at: At = "step"
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(self.bound > 0, "bound", "above 0")
         if self.at == "update":
             raise GradveilError("defense clip: per=example needs at=step, because an update is not a sum over examples")
@@ -90,9 +94,29 @@ def clipped_mean(step: Step, bound: float) -> Params:
         return map_each(torch.zeros_like, step.params)
     # Under autocast, sums over examples would be rounded to so few bits that one example moves many entries.
     with torch.autocast(step.batch.inputs.device.type, enabled=False), torch.autocast("cpu", enabled=False):
-        mean, clipped = _unformed(step, bound) or _formed(step, bound)
+        mean, clipped = _of_head(step, bound) or _unformed(step, bound) or _formed(step, bound)
     step.log.add("clipped", clipped / len(step.batch))
     return mean if step.expected is None else scaled(mean, len(step.batch) / step.expected)
+
+
+def _of_head(step: Step, bound: float) -> tuple[Params, float] | None:
+    """The same for a head on features under cross-entropy, and how many were clipped; None for anything else.
+
+    The gradient of an example is the product of its error and its features, and each row is computed by itself.
+    """
+    if type(step.model.module) is not FeatureHead or step.loss is not cross_entropy:
+        return None
+    seen, labels, weight = step.batch.inputs, step.batch.labels, step.params["head.weight"]
+    with torch.no_grad(), without_tf32():
+        scores = F.linear(seen, weight, step.params.get("head.bias"))
+        wanted = labels if labels.is_floating_point() else F.one_hot(labels, scores.shape[1])
+        errors = scores.softmax(dim=1) * wanted.sum(dim=1, keepdim=True) - wanted
+        lengths = errors.norm(dim=1) * (seen.square().sum(dim=1) + ("head.bias" in step.params)).sqrt()
+        kept = shrinkage(lengths, bound)
+        errors, seen = _times(errors, kept), _times(seen, (kept > 0).to(seen))
+        total = {"head.weight": errors.T @ seen, "head.bias": errors.sum(dim=0)}
+    mean = {name: total[name].to(parameter) / len(step.batch) for name, parameter in step.params.items()}
+    return mean, float((lengths > bound).sum())
 
 
 def _unformed(step: Step, bound: float) -> tuple[Params, float] | None:

@@ -87,17 +87,14 @@ class DCS2(Defense):
     """Keep inputs in [0, 1]."""
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         for option, low in (("iterations", 1), ("k", 1), ("alpha", 0), ("beta", 0)):
             self._require(low <= getattr(self, option) < math.inf, option, f"at least {low}")
         self._require(0 < self.lr < math.inf, "lr", "above 0")
         self._require(0 <= self.mix <= 1, "mix", "from 0 to 1")
-        self._require(self.start in ("batch", "public", "noise"), "start", "batch, public or noise")
-        modes = ("add", "literal", "average", "replace")
-        self._require(self.combine in modes, "combine", "add, literal, average or replace")
         told = isinstance(self.sensitive, Tensor) or callable(self.sensitive)
         named = r"all|first|label|[1-9]\d*|(100|[1-9]?\d)(\.\d+)?%|mask-[01]+"
         self._require(told or bool(re.fullmatch(named, str(self.sensitive))), "sensitive", SENSITIVE)
-        self._require(self.start_label in ("other", "same", "any"), "start_label", "other, same or any")
         if (self.label is not None) != (not told and self.sensitive == "label"):
             raise GradveilError(f"defense {self.name}: sensitive=label and label=NUMBER go together")
         if self.label is not None:
@@ -106,14 +103,21 @@ class DCS2(Defense):
             raise GradveilError(f"defense {self.name}: combine=replace replaces examples, so it needs start=batch")
 
     def for_round(self, start: Step) -> Defense:
-        """Refuse what would silently protect nobody: a label that no example can have, a mask of other data."""
+        """Refuse what would silently protect nobody: a label that no example can have, a mask of other data, a share
+        of so few examples that none is in it.
+        """
         if self.label is not None and self.label >= (classes := start.classes()):
             raise GradveilError(f"defense {self.name}: label is below the model's {classes}, not {self.label}")
-        mask = self.mask
-        if mask is not None and len(mask) != len(start.batch):
+        count, mask = len(start.batch), self.mask
+        named = self.by_place(torch.arange(count))
+        if count and named is not None and not named.any():
+            raise GradveilError(
+                f"defense {self.name}: {self.sensitive} of {count} examples is nobody: call a number of them sensitive"
+            )
+        if mask is not None and len(mask) != count:
             raise GradveilError(
                 f"defense {self.name}: the mask of sensitive examples has {len(mask)} entries, "
-                f"the client has {len(start.batch)} examples"
+                f"the client has {count} examples"
             )
         return self
 

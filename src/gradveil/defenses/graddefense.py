@@ -45,6 +45,7 @@ class GradDefense(Defense):
     probes: int = 4
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(0 <= self.sigma < math.inf, "sigma", "at least 0")
         self._require(1 <= self.slices <= 255, "slices", "from 1 to 255")
         self._require(0 <= self.perturbed <= self.slices, "perturbed", f"from 0 to slices ({self.slices})")

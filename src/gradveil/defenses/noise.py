@@ -22,8 +22,8 @@ class Noise(Transform):
     unit: Literal["deviation", "variance", "scale"] = "deviation"
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(0 <= self.sigma < math.inf, "sigma", "at least 0")
-        self._require(self.unit in ("deviation", "variance", "scale"), "unit", "deviation, variance or scale")
 
     @property
     def deviation(self) -> float:

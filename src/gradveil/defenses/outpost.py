@@ -47,6 +47,7 @@ class Outpost(Defense):
     """Whether the first step is always perturbed."""
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         for option in ("scale", "beta"):
             self._require(0 <= getattr(self, option) < float("inf"), option, "at least 0")
         for option in ("phi", "rho"):

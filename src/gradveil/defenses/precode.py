@@ -69,6 +69,7 @@ class Precode(Defense):
     kl_weight: float = 1e-3
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(1 <= self.size <= _LARGEST, "size", f"a whole number from 1 to {_LARGEST}")
         self._require(0 <= self.kl_weight < math.inf, "kl_weight", "at least 0")
 

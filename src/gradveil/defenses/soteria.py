@@ -62,6 +62,7 @@ class Soteria(Defense):
     screen: bool = True
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(0 <= self.rate <= 1, "rate", "from 0 to 1")
         self._require(self.probes == 0 or self.probes >= 4, "probes", "0 (exact norms) or at least 4")
         if self.offset != 0 and self.score != "released":

@@ -21,6 +21,7 @@ class Sparsify(Transform):
     at: At = "step"
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         self._require(0 <= self.rate < 1, "rate", "from 0 to below 1")
 
     def transform(self, tree: Params, rng: Stream, log: Log) -> Params:  # noqa: ARG002

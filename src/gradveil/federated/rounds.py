@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import Counter
@@ -12,19 +13,20 @@ from typing import Annotated, NotRequired
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from gradveil import models
 from gradveil.attacks import finite_or_none
 from gradveil.client import ClientRun, Reply, SimulatedClient, cross_entropy, running_statistics
 from gradveil.core.errors import GradveilError, NotAvailableError
+from gradveil.core.progress import SILENT, Progress
 from gradveil.core.seeding import generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, scaled
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
-from gradveil.defenses import DEFENSES, Censor, Defense, Log, Veil, links_of
+from gradveil.defenses import DEFENSES, Censor, Defense, Log, Veil, can_remember, fresh, links_of
 from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.engine import Runner
 from gradveil.federated.case import Training
@@ -146,10 +148,12 @@ class Federation:
         *,
         defense: Defense | None = None,
         on_exchange: Callable[[RoundExchange], None] | None = None,
+        progress: Progress = SILENT,
     ) -> None:
         self.case, self.train, self.on_exchange = case, train.to(case.device), on_exchange
+        self._progress = progress
         self.defense = defense or DEFENSES.build(case.defense)
-        model = models.build(case.model, train.domain, seed=case.seed)
+        model = models.build(case.model, train.domain, seed=case.seed, progress=progress)
         self.module = self.defense.on_model(model).to(case.device)
         self.shares = partition(case.partition, train.labels, clients=case.clients, seed=case.seed)
         self.state = State(trained_parameters(self.module), running_statistics(self.module))
@@ -159,12 +163,22 @@ class Federation:
             raise GradveilError(f"cohort={self._summed} is more than the {each} clients of a round, who add less noise")
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
-        self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)
+        # A defense that changes or makes pictures, or looks at gradients in them, must get pictures.
+        blind = all(link.several_inputs or type(link) in (Defense, Censor) for link in links_of(self.defense))
+        self._on_features = blind and isinstance(self.module, PublicFeatures)
+        self._client = self._client_of(self.module)
+        self._head = self._client_of(self.module.alone()) if isinstance(self.module, PublicFeatures) else self._client
+        """A client who has the features of its examples already."""
+        self._memories = {i: fresh(self.defense) for i in range(case.clients if can_remember(self.defense) else 0)}
+        """A defense of its own for each client, where it keeps something from round to round."""
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
         self._encoded: dict[int, tuple[ImageSet, Tensor]] = {}
         self._counted = (1, Counter[int]())
         """A round, and how often each client took part before it."""
+
+    def _client_of(self, module: nn.Module) -> SimulatedClient:
+        return SimulatedClient(module, recipe=self.case.recipe, defense=self.defense)
 
     @property
     def sends_statistics(self) -> bool:
@@ -271,7 +285,7 @@ class Federation:
         if not isinstance(self.module, PublicFeatures):
             return None
         if id(data) not in self._encoded:
-            self._encoded[id(data)] = data, encoded(self.module, data)
+            self._encoded[id(data)] = data, encoded(self.module, data, progress=self._progress)
         return self._encoded[id(data)][1]
 
     def examples(self, client: int, number: int, order: Tensor | None = None) -> tuple[Batch, Tensor]:
@@ -279,11 +293,15 @@ class Federation:
 
         ``order`` is a permutation of the client's share; None: one that follows from the seed.
         """
+        index = self._index(client, number, order)
+        return self.train.batch(index).to(self.case.device), index
+
+    def _index(self, client: int, number: int, order: Tensor | None = None) -> Tensor:
+        """[n]: where the examples of a client in a round stand in the data set."""
         case, share = self.case, self.shares[client]
         if order is None:
             order = torch.randperm(len(share), generator=generator(case.seed, "federated", "order", number, client))
-        index = share[order[: case.batch_size]] if case.algorithm == "fedsgd" else share[order]
-        return self.train.batch(index).to(case.device), index
+        return share[order[: case.batch_size]] if case.algorithm == "fedsgd" else share[order]
 
     def start(
         self,
@@ -301,14 +319,18 @@ class Federation:
         ``federation_round`` is the round as its defense counts it; None where only the server says so, who could
         switch off a defense of the first rounds.
         """
-        if batch is None:
-            batch, index = self.examples(client, number)
-            # A defense that changes or makes pictures, or looks at slopes in them, must get pictures.
-            blind = all(link.several_inputs or type(link) in (Defense, Censor) for link in links_of(self.defense))
-            seen = self._features(self.train) if blind else None
-            batch = batch if seen is None else Batch(seen[index.to(seen.device)], batch.labels)
+        seen = self._features(self.train) if batch is None and self._on_features else None
+        if seen is not None:
+            index = self._index(client, number)
+            batch = Batch(seen[index.to(seen.device)], self.train.labels[index].to(seen.device))
+        elif batch is None:
+            batch, _ = self.examples(client, number)
         rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
-        return self._client.start(
+        who = self._client if seen is None else self._head
+        if client in self._memories:
+            who = copy.copy(who)
+            who.defense = self._memories[client]
+        return who.start(
             self.state.params,
             batch,
             rng,

@@ -29,6 +29,7 @@ from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import moved
 from gradveil.core.types import Json
 from gradveil.data import DATASETS, ImageSet, load
+from gradveil.defenses import can_remember
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
 from gradveil.federated.rounds import Federation, Quality, Round, RoundExchange, RoundRecord, State
@@ -70,7 +71,7 @@ def run_training(
         raise GradveilError(f"{folder} holds a training already: add --resume to go on with it, or choose --out")
     remove_partial(folder, RESULT, CHECKPOINT, "taps/*.safetensors")
     train, test = data_of(case, progress)
-    federation = Federation(case, train)
+    federation = Federation(case, train, progress=progress)
     if federation.defense.delta is not None:  # refused now: who takes part when is known beforehand
         federation.defense.check_steps(max(federation.turns_before(case.rounds + 1).values()) * case.epochs)
     make_folder(folder / "taps" if case.tap else folder)  # first: what cannot be kept is not worth a round
@@ -188,8 +189,8 @@ def _resumed(federation: Federation, folder: Path) -> list[RoundRecord]:
         if name not in _MAY_CHANGE and saved["case"].get(name) != value:
             then = saved["case"].get(name)
             raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
-    if not (folder / CHECKPOINT).exists():
-        return []
+    if not (folder / CHECKPOINT).exists() or can_remember(federation.defense):
+        return []  # what clients remember is in no checkpoint: all rounds are run again
     rows, record = saved["rows"], TypeAdapter(RoundRecord)
     for place, row in enumerate(rows, start=1):
         try:

@@ -15,9 +15,10 @@ from gradveil.models.calls import (
     with_logits,
     zeros_like_one,
 )
-from gradveil.models.features import PublicFeatures, encoded
+from gradveil.models.features import FeatureHead, PublicFeatures, encoded
 from gradveil.models.fronts import Fronted, Imprint, fronted, fronted_spec, split_front
 from gradveil.models.functional import AddsToLoss, Functional, Mirror, set_buffers
+from gradveil.models.subspace import Subspace
 from gradveil.models.watch import (
     Representation,
     batch_norm_statistics,
@@ -31,6 +32,7 @@ from gradveil.models.watch import (
 __all__ = [
     "MODELS",
     "AddsToLoss",
+    "FeatureHead",
     "Fronted",
     "Functional",
     "Imprint",
@@ -39,6 +41,7 @@ __all__ = [
     "PublicFeatures",
     "Representation",
     "SeveralInputs",
+    "Subspace",
     "arguments_of",
     "as_pictures",
     "batch_norm_statistics",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, in_one_line
 from gradveil.core.plugins import import_object
+from gradveil.core.progress import SILENT, Progress
 from gradveil.core.registry import Registry, join_spec, parse_options, split_spec
 from gradveil.core.seeding import isolated
 from gradveil.domains import Domain, Images
@@ -31,17 +32,20 @@ SMALL_SIDE = 64
 _ANY_VALUE = int | float | bool | str
 
 
-def build(spec: str, domain: Domain, *, seed: int) -> nn.Module:
+def build(spec: str, domain: Domain, *, seed: int, progress: Progress = SILENT) -> nn.Module:
     """A model in eval mode, initialised from ``seed`` alone; torch's global generator is left as it was.
+
+    A factory whose second argument is ``progress`` works for longer and reports there.
 
     >>> digits = Images(channels=1, height=28, width=28, classes=10, mean=(0.13,), std=(0.31,))
     >>> sum(p.numel() for p in build("lenet:init=wide", digits, seed=0).parameters())
     17038
     """
     front, behind = split_front(spec)
-    name, factory, options = _parse(behind)
+    name, factory, options = factory_of(behind)
     with isolated(seed, "model", name):
-        model = factory(domain, **options).eval()
+        waits = "progress" in inspect.signature(factory).parameters
+        model = (factory(domain, progress, **options) if waits else factory(domain, **options)).eval()
         # Inside the isolation, because lazy layers draw their weights at the first forward pass.
         _check(model, name, domain)
     return model if front is None else fronted(front, model, domain, seed=seed)
@@ -54,7 +58,7 @@ def canonical(spec: str) -> str:
     'vit:depth=2,dim=64'
     """
     front, behind = split_front(spec)
-    name, _, options = _parse(behind)
+    name, _, options = factory_of(behind)
     model = join_spec(name, options)
     return model if front is None else fronted_spec(front, model)
 
@@ -122,7 +126,7 @@ def is_small(domain: Images) -> bool:
     return max(domain.height, domain.width) <= SMALL_SIDE
 
 
-def _parse(spec: str) -> tuple[str, Callable[..., nn.Module], dict[str, Any]]:
+def factory_of(spec: str) -> tuple[str, Callable[..., nn.Module], dict[str, Any]]:
     """The name of a model, what makes one of a domain and options, and the options of the spec."""
     if not is_import_path(spec):
         name, options = MODELS.parse(spec)

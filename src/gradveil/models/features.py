@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,12 @@ from gradveil.data import ImageSet, load
 from gradveil.domains import Images
 from gradveil.models.building import MODELS
 from gradveil.models.efficientnet import SIZES, EfficientNetLite
+from gradveil.models.scattering import SIDE, Scattering
 
 PUBLIC = ("photos-64", "open-images:size=120")
 """Photographs that the directions of features are fitted to."""
+NO_WEIGHTS = "scattering"
+"""The backbone that nobody trained."""
 MOST_DIRECTIONS = 1024
 AT_ONCE = 64
 KEPT_FROM = 256
@@ -57,16 +59,41 @@ class Resize(nn.Module):
 
 
 class Backbones(nn.Module):
-    """Pictures to what public networks see in them, each at its own size: [n, 1280 for each], unit length each."""
+    """Pictures to what public networks see in them, each at its own size: [n, 1280 or more], unit length of each.
 
-    def __init__(self, names: tuple[str, ...], height: int, width: int, *, progress: Progress = SILENT) -> None:
+    With ``mirror`` it is the mean of what they see in a picture and in its mirror image.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], domain: Images, *, mirror: bool = False, progress: Progress = SILENT
+    ) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(EfficientNetLite(name, progress=progress) for name in names)
-        self.resize = nn.ModuleList(Resize(height, width, SIZES[name]) for name in names)
+        self.mirror = mirror
+        self.networks = nn.ModuleList(
+            Scattering() if name == NO_WEIGHTS else EfficientNetLite(name, progress=progress) for name in names
+        )
+        sides = (SIDE if name == NO_WEIGHTS else SIZES[name] for name in names)
+        self.resize = nn.ModuleList(Resize(domain.height, domain.width, side) for side in sides)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        pairs = zip(self.networks, self.resize, strict=True)
-        return torch.cat([F.normalize(network(resize(pictures)), dim=-1) for network, resize in pairs], dim=-1)
+        found = []
+        for network, resize in zip(self.networks, self.resize, strict=True):
+            shown = resize(pictures)
+            seen = F.normalize(network(shown), dim=-1)
+            found.append((seen + F.normalize(network(shown.flip(-1)), dim=-1)) / 2 if self.mirror else seen)
+        return torch.cat(found, dim=-1)
+
+
+class FeatureHead(nn.Module):
+    """The trained part of :class:`PublicFeatures` under the same names: features [n, d] to scores [n, classes]."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.head(features)
+        return scores
 
 
 class PublicFeatures(nn.Module):
@@ -78,26 +105,44 @@ class PublicFeatures(nn.Module):
     mean: Tensor
     directions: Tensor
 
-    def __init__(self, domain: Images, names: tuple[str, ...], *, pca: int, whiten: float, progress: Progress) -> None:
+    def __init__(
+        self,
+        domain: Images,
+        names: tuple[str, ...],
+        *,
+        pca: int,
+        whiten: float,
+        mirror: bool,
+        bias: bool,
+        progress: Progress = SILENT,
+    ) -> None:
         super().__init__()
-        self.key = f"{'+'.join(lookup(name).archive_sha256 for name in names)} {pca} {whiten:g}"
+        self.key = f"{'+'.join(map(_digest, names))} {pca} {whiten:g} {mirror}"
         """What the features follow from, beside the pictures."""
-        self.backbones = Backbones(names, domain.height, domain.width, progress=progress)
-        mean, directions = public_directions(names, pca, whiten, progress)
+        self.backbones = Backbones(names, domain, mirror=mirror, progress=progress)
+        mean, directions = public_directions(names, domain, mirror, pca, whiten, progress)
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("directions", directions, persistent=False)
-        self.head = nn.Linear(directions.shape[1], domain.classes)
-        nn.init.zeros_(self.head.weight)  # the loss is convex: there is no better place to start, and none to hide
-        nn.init.zeros_(self.head.bias)
+        self.head = nn.Linear(directions.shape[1], domain.classes, bias=bias)
+        for parameter in self.head.parameters():  # the loss is convex: there is no better place to start
+            nn.init.zeros_(parameter)
 
     def encode(self, pictures: Tensor) -> Tensor:
         """Pictures [n, C, H, W] in [0, 1] to features [n, d] of unit length."""
-        return F.normalize((self.backbones(pictures) - self.mean) @ self.directions, dim=-1)
+        return self.project(self.backbones(pictures))
+
+    def project(self, seen: Tensor) -> Tensor:
+        """What networks see [n, D] to features [n, d] of unit length."""
+        return F.normalize((seen - self.mean) @ self.directions, dim=-1)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Scores [n, classes] of pictures, or of what ``encode`` made of them."""
         scores: Tensor = self.head(inputs if inputs.dim() == 2 else self.encode(inputs))
         return scores
+
+    def alone(self) -> FeatureHead:
+        """The head without backbones, for who has features already: copies and calls of it cost little."""
+        return FeatureHead(self.head)
 
 
 @torch.no_grad()
@@ -132,19 +177,25 @@ def encoded(model: PublicFeatures, data: ImageSet, *, progress: Progress = SILEN
     return features
 
 
-def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress: Progress) -> tuple[Tensor, Tensor]:
+def public_directions(
+    names: tuple[str, ...], domain: Images, mirror: bool, pca: int, whiten: float, progress: Progress
+) -> tuple[Tensor, Tensor]:
     """The mean of public photographs, [D], and the directions that are kept, [D, d].
 
     ``pca`` of them, the longest first, each divided by its length to the power ``whiten``; with 0 all as they are. They
-    are computed once and kept in the cache of assets.
+    are computed once and kept in the cache of assets. Photographs are shown at the size of the domain's pictures, and
+    grey where these are: networks see something else in what is sharper.
     """
     count = None if pca else FEW
-    key = "\n".join([*(lookup(name).archive_sha256 for name in names), *PUBLIC, str(count)])
+    shape = f"{domain.channels}x{domain.height}x{domain.width}"
+    key = "\n".join([*map(_digest, names), *PUBLIC, str(count), shape, str(mirror)])
     path = cache_folder() / f"public-features-{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
     if not path.exists():
-        seen = torch.cat(list(_public(names, count, progress))).double()
+        seen = _public(Backbones(names, domain, mirror=mirror), domain, count, progress).double()
         mean = seen.mean(dim=0)
         _, lengths, directions = torch.linalg.svd(seen - mean, full_matrices=False)
+        # Either sign of a direction is as good: one that no machine decides for itself.
+        directions = directions * directions.gather(1, directions.abs().argmax(dim=1, keepdim=True)).sign()
         kept = {"mean": mean, "lengths": lengths[:MOST_DIRECTIONS], "directions": directions[:MOST_DIRECTIONS]}
         write_tensors(path, _KIND, {name: tensor.float() for name, tensor in kept.items()}, {"networks": list(names)})
     found, _ = read_tensors(path, _KIND)
@@ -156,30 +207,53 @@ def public_directions(names: tuple[str, ...], pca: int, whiten: float, progress:
     return found["mean"], found["directions"][:pca].T / lengths
 
 
+def _digest(name: str) -> str:
+    return name if name == NO_WEIGHTS else lookup(name).archive_sha256
+
+
+def shown_as(domain: Images, photographs: Tensor) -> Tensor:
+    """Photographs [n, 3, ...] at the size of a domain's pictures, and grey where these are."""
+    shown = photographs if domain.channels == 3 else photographs.mean(dim=1, keepdim=True)
+    return F.interpolate(shown, size=(domain.height, domain.width), mode="bicubic", antialias=True).clamp(0, 1)
+
+
 @torch.no_grad()
-def _public(names: tuple[str, ...], count: int | None, progress: Progress) -> Iterator[Tensor]:
-    """What networks see in the first ``count`` public photographs, or in all."""
+def _public(backbones: Backbones, domain: Images, count: int | None, progress: Progress) -> Tensor:
+    """[n, D]: what networks see in the first ``count`` public photographs, or in all; on a GPU if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     photographs = [load(spec, progress=progress) for spec in PUBLIC]
     each = [data.subset(range(len(data))[: count and count // len(photographs)]) for data in photographs]
-    with progress.task("features of public photographs, once", sum(map(len, each))) as task:
-        for data in each:
-            backbones = Backbones(names, *data.shape[1:])
-            for start in range(0, len(data), AT_ONCE):
-                batch = data.batch(range(start, min(start + AT_ONCE, len(data))))
-                yield backbones(batch.inputs)
-                task.advance(len(batch))
+    backbones, found = backbones.to(device), []
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False  # all machines should see the same
+    try:
+        with progress.task("features of public photographs, once", sum(map(len, each))) as task:
+            for data in each:
+                for start in range(0, len(data), AT_ONCE):
+                    shown = shown_as(domain, data.batch(range(start, min(start + AT_ONCE, len(data)))).inputs)
+                    found.append(backbones(shown.to(device)).cpu())
+                    task.advance(len(shown))
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    return torch.cat(found)
 
 
 @MODELS.register("features")
 def features(
-    domain: Images, *, backbone: str = "efficientnet-lite0", pca: int = 0, whiten: float = 0.5
+    domain: Images,
+    progress: Progress = SILENT,
+    *,
+    backbone: str = "efficientnet-lite0",
+    pca: int = 0,
+    whiten: float = 0.5,
+    mirror: bool = False,
+    bias: bool = True,
 ) -> PublicFeatures:
     """Linear head on frozen public features; ``backbone`` names networks joined by +, ``pca`` public directions."""
     names = tuple(part.strip() for part in backbone.split("+"))
     for name in names:
-        find("backbone", name, SIZES)
+        find("backbone", name, {**SIZES, NO_WEIGHTS: SIDE})
     if domain.channels not in (1, 3):
         raise GradveilError(f"model features takes grey or colored pictures, not {domain.channels} channels")
     if pca < 0 or not 0 <= whiten <= 1:
         raise GradveilError("model features: pca is at least 0, and whiten from 0 to 1")
-    return PublicFeatures(domain, names, pca=pca, whiten=whiten, progress=SILENT)
+    return PublicFeatures(domain, names, pca=pca, whiten=whiten, mirror=mirror, bias=bias, progress=progress)

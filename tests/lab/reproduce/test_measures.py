@@ -7,7 +7,7 @@ import torch
 
 from gradveil.core.seeding import generator
 from gradveil.generators import build
-from gradveil.lab.reproduce.landscape import _slice, inversion, landscape
+from gradveil.lab.reproduce.landscape import _minima, _slice, _span, add_lpips, inversion, landscape
 from gradveil.lab.reproduce.measures import (
     _leakage_by_round,
     censor_fallbacks,
@@ -21,18 +21,27 @@ def surface(defense: str, *, aware: bool) -> dict[str, object]:
     return landscape(
         {
             "data": "mnist-samples", "model": "lenet:init=wide", "defense": defense, "aware": aware, "points": 3,
-            "steps": 40, "seed": 0, "device": "cpu",
+            "images": 1, "steps": 40, "seed": 0, "device": "cpu",
         }
     )  # fmt: skip
 
 
 def test_the_slice_has_the_code_of_the_private_picture_in_its_middle_and_two_directions() -> None:
     draws = build("mnist")
-    center = torch.randn(1, draws.latent, generator=generator(1))
-    codes = _slice(draws, center, 3, generator(0))
+    center = torch.randn(draws.latent, generator=generator(1))
+    codes = _slice(_span(draws, center, generator(0)), 3)
     assert codes.shape == (9, draws.latent)
-    assert torch.allclose(codes[4], center[0], atol=1e-5)
+    assert torch.allclose(codes[4], center, atol=1e-5)
     assert int(torch.linalg.matrix_rank(codes - center, tol=1e-3)) == 2
+
+
+def test_a_local_minimum_is_lower_than_all_its_neighbours_and_the_edge_has_none() -> None:
+    surface = torch.ones(5, 6)
+    surface[1, 1] = surface[3, 4] = 0.0
+    surface[0, 5] = -1.0
+    assert _minima(surface) == 2
+    surface[2, 2] = 0.0  # beside the first: neither is lower than the other
+    assert _minima(surface) == 1
 
 
 @pytest.mark.integration
@@ -49,6 +58,27 @@ def test_without_a_defense_nothing_is_lower_than_the_private_picture() -> None:
     found = surface("none", aware=False)
     assert found["lowest"] == found["at_private"]
     assert found["mse_at_lowest"] == found["mse_at_private"]
+    assert found["lowest_is_private"] == 1
+    assert found["with_undefended"] == pytest.approx(1.0), "it is that objective"
+
+
+@pytest.mark.integration
+def test_lpips_is_added_later_to_figures_of_a_machine_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {
+        "data": "mnist-samples", "model": "lenet:init=wide", "defense": "none", "aware": False, "points": 3,
+        "images": 2, "steps": 5, "seed": 0, "device": "cpu",
+    }  # fmt: skip
+    monkeypatch.setattr("gradveil.lab.reproduce.landscape._lpips", lambda _pictures, _truth: None)
+    without = landscape(fields)
+    assert without["with_lpips"] is without["least_lpips"] is None
+    monkeypatch.setattr(
+        "gradveil.lab.reproduce.landscape._lpips",
+        lambda pictures, truth: (pictures - truth).square().mean(dim=(1, 2, 3)),
+    )
+    found = add_lpips(fields, without)
+    assert found["with_lpips"] == pytest.approx(without["with_mse"]), "the stand-in for LPIPS is the MSE"
+    assert found["lpips_at_lowest"] == pytest.approx(without["mse_at_lowest"], rel=1e-4)
+    assert found["surface"] == without["surface"]
 
 
 @pytest.mark.integration

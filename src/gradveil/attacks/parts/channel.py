@@ -57,8 +57,12 @@ class RightAngle(NamedTuple):
     """The projection leaves 1 - ||g|| times what a random direction has along the gradient."""
     projected: bool = True
     """False: nothing was taken out, and only the norms are the gradient's."""
+    trials: int = 1
+    """Of so many random directions the one was sent that lowers the loss most."""
     plain: bool = False
     """The gradient itself may have been sent."""
+    told_apart: bool = False
+    """A gradient that was sent is known from its last layer, as what is sent instead of it has another."""
 
     @property
     def exact(self) -> bool:

@@ -269,13 +269,13 @@ def channels_of(one: Observation) -> list[Channel]:
     return [against.channel(link, one) for link, against in known if against is not None]
 
 
-Averages = Literal["distances", "gradients"]
+Averages = Literal["distances", "gradients", "nearest"]
 """What is averaged over draws: the distances of what was drawn (Athalye et al. 2018), or what was drawn, which is then
-compared once (as CENSOR's paper has it)."""
+compared once (as CENSOR's paper has it). ``nearest`` averages nothing: only the draw nearest to the reply counts."""
 
 
 class Averaged:
-    """The mean distance over ``count`` draws of the observation's own defense, or the distance of their mean.
+    """The mean or least distance over ``count`` draws of the observation's own defense, or the distance of their mean.
 
     Expectation over transformation. An adversary who knows the defense cannot know what it drew, but can draw as it
     does: the same draws for all problems and all steps.
@@ -298,9 +298,10 @@ class Averaged:
         }
 
     def __call__(self, update: Params, distance: Callable[[Params], Tensor]) -> Tensor:
-        if self.what == "distances":
-            return vmap(lambda drawn: distance(self.draw(update, drawn)))(self.draws).mean()
-        return distance(map_each(lambda each: each.mean(dim=0), vmap(partial(self.draw, update))(self.draws)))
+        if self.what == "gradients":
+            return distance(map_each(lambda each: each.mean(dim=0), vmap(partial(self.draw, update))(self.draws)))
+        each = vmap(lambda drawn: distance(self.draw(update, drawn)))(self.draws)
+        return each.mean() if self.what == "distances" else each.amin()
 
 
 def all_replies(one: Observation) -> list[Params]:

@@ -20,7 +20,7 @@ from torch.func import functional_call, jvp, vmap
 
 from gradveil.attacks.parts.channel import RightAngle
 from gradveil.attacks.parts.counter import channels_of
-from gradveil.attacks.parts.right_angle_labels import StandIns, labels_at_right_angles
+from gradveil.attacks.parts.right_angle_labels import StandIns, bare_replies, labels_at_right_angles
 from gradveil.attacks.parts.updates import gradient_scale, local_steps
 from gradveil.client.local import local_update
 from gradveil.core.seeding import generator
@@ -64,9 +64,10 @@ def _right_angle(one: Observation, batch_size: int) -> RightAngle | None:
         return None
     channels = channels_of(one)
     angles = [channel.right_angle for channel in channels if channel.right_angle is not None]
-    if len(angles) != 1 or len(channels) != 1 or angles[0].whole or not angles[0].exact or angles[0].plain:
+    if len(angles) != 1 or len(channels) != 1 or angles[0].whole or not angles[0].exact:
         return None
-    return angles[0]
+    bare = bare_replies(one, angles[0])
+    return None if bare is None or any(other is one for other in bare) else angles[0]
 
 
 def prediction_errors(seen: Sequence[Observation]) -> Tensor:

@@ -215,7 +215,8 @@ class OrthogonalLikelihood(ByTensor):
 
     Norms: those of the candidate's tensors are those of the reply, up to a spread. Orthogonality: the part of the
     reply along a candidate's tensor is that of a random direction, N(0, 1) in its own units, for all candidates but the
-    true one, for which projection left nothing of it; the released projection leaves 1 - ||g|| times as much.
+    true one, for which projection left nothing of it; the released projection leaves 1 - ||g|| times as much. Without a
+    projection, the best of several draws goes down the true gradient further than the others.
     """
 
     by: By = "both"
@@ -232,7 +233,7 @@ class OrthogonalLikelihood(ByTensor):
         if self.by == "norms" or (self.by == "both" and self.right_angle.spread is not None):
             scores = scores + self.norms_apart(pieces)
         if self.by != "norms":
-            scores = scores + self.not_orthogonal(pieces)
+            scores = scores + (self.not_orthogonal(pieces) if self.right_angle.projected else self.not_best(pieces))
         may_be_plain = self.right_angle.plain and self.by == "both"
         return torch.minimum(scores, self.not_the_same(pieces)) if may_be_plain else scores
 
@@ -240,22 +241,33 @@ class OrthogonalLikelihood(ByTensor):
         return replace(self, right_angle=right_angle)
 
     def norms_apart(self, pieces: Comparison) -> Tensor:
-        """[c, N]: squared differences of the logs of norms, in units of how far they may differ."""
+        """[c, N]: squared differences of the logs of norms, in units of how far they may differ.
+
+        A tensor of zeros had no direction but the gradient's, as happens under eq. 11, and says nothing of its norm.
+        """
         kept = self.shrinkage(pieces).square()
         expected = kept * pieces.squares + (self.channel.noise or 0.0) * pieces.sizes + TINY
         apart = (expected.log() - (pieces.seen + TINY).log()) / 2
         spread = SAME_NORM**2 + (self.right_angle.spread or 0.0) ** 2 + self._noise(pieces) / pieces.sizes
-        return (apart.square() / spread).sum(dim=0)
+        return torch.where(pieces.seen > 0, apart.square() / spread, 0).sum(dim=0)
 
     def not_orthogonal(self, pieces: Comparison) -> Tensor:
         """[c, N]: how much more the reply lies along the candidate's gradient than projection leaves."""
         cosines = (pieces.products.square() / (pieces.squares * pieces.seen + TINY)).clamp(max=1 - 1e-6)
         along = (pieces.sizes - 1) * cosines / (1 - cosines)
         kept = (1 - pieces.squares.sqrt()).square() if self.right_angle.released else torch.zeros_like(pieces.squares)
-        if not self.right_angle.projected:
-            kept = torch.ones_like(pieces.squares)
         left = RIGHT**2 + kept + self._noise(pieces)
         return (along / left - along + left.log()).sum(dim=0)
+
+    def not_best(self, pieces: Comparison) -> Tensor:
+        """[c, N]: how unlikely the largest of so many N(0, 1) numbers is as small as the part along the gradient.
+
+        The largest of T has the density T phi(z) Phi(z)^(T - 1), and a direction drawn for another example phi(z).
+        """
+        spread = (pieces.squares * pieces.seen / pieces.sizes).sum(dim=0) + TINY
+        down = pieces.products.sum(dim=0) / spread.sqrt()
+        likely: Tensor = torch.special.log_ndtr(down)
+        return -2 * (self.right_angle.trials - 1) * likely
 
     def not_the_same(self, pieces: Comparison) -> Tensor:
         """[c, N]: how far the reply is from the candidate's gradient itself, in units of how far it may be."""

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.nn.functional import linear, one_hot
 
 from gradveil.attacks.parts.channel import RightAngle
+from gradveil.attacks.parts.right_angles import comparable
 from gradveil.core.seeding import generator
+from gradveil.core.types import cross_entropy
 from gradveil.models import classifier, representation
 from gradveil.threat.observation import Observation
 
@@ -34,10 +36,32 @@ _WIDER = 2.0
 _FLOOR = 0.03
 """The smallest deviation, in units of what chance misses a right angle by."""
 _TINY = 1e-20
+_BARE = 1e-3
+"""The share of its length up to which the rows of a last layer add up to nothing."""
 _ALL_SETS, _BEAM = 4000, 16
 """Sets of labels up to which all are tried, and how many are kept from round to round where there are more."""
 _AT_ONCE = 64
 """Sets of labels that are judged in one call."""
+
+
+def bare_replies(one: Observation, angle: RightAngle) -> list[Observation] | None:
+    """Those exchanges of a client whose reply is the gradient itself; None where that cannot be told.
+
+    Predictions and labels both add up to one, so that the rows of the last layer's gradient add up to zero. Those of a
+    random direction at right angles to it do not.
+    """
+    if not angle.plain:
+        return []
+    name = classifier(one.module, one.domain)
+    parts = [part for part in (f"{name}.weight", f"{name}.bias") if part in one.reply]
+    if not angle.told_apart or one.loss is not cross_entropy or not parts:
+        return None
+
+    def bare(exchange: Observation) -> bool:
+        rows = torch.column_stack([exchange.reply[part] for part in parts])
+        return bool(rows.sum(dim=0).norm() < _BARE * rows.norm())
+
+    return [exchange for exchange in comparable(one) if bare(exchange)]
 
 
 class StandIns(NamedTuple):
@@ -64,9 +88,10 @@ def labels_at_right_angles(one: Observation, batch_size: int, angle: RightAngle,
     Small batches are found among all sets of labels. For larger ones, the likeliest of many random sets
     are kept, and one label of each is changed, until nothing gains: that may miss.
     """
-    alike: dict[int, list[Observation]] = {}
-    for exchange in (*one.earlier, one):
-        alike.setdefault(id(exchange.sent), []).append(exchange)
+    alike, bare = dict[int, list[Observation]](), {id(other) for other in bare_replies(one, angle) or ()}
+    for exchange in comparable(one):
+        if id(exchange) not in bare:
+            alike.setdefault(id(exchange.sent), []).append(exchange)
     groups = list(alike.values())[-_MOST_BROADCASTS:]
     for replies in groups:
         if id(replies[0].sent) not in known:
@@ -141,7 +166,9 @@ class _Judge:
             return errors.new_zeros(len(labels)).double()
         if not self.with_norms:
             misses = misses[::2]
-        return _density_at_zero(torch.cat(misses, dim=-1).double())
+        missed = torch.cat(misses, dim=-1).double()
+        # a broadcast that makes NaN of inputs says nothing either
+        return _density_at_zero(missed) if bool(missed.isfinite().all()) else missed.new_zeros(len(labels))
 
 
 def _directions(replies: list[Observation], name: str) -> tuple[Tensor | None, float]:

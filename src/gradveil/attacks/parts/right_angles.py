@@ -51,10 +51,14 @@ _CHROMA = (1.0, 0.12, 0.04)
 """Power of brightness, of red against blue, and of green against both, as in photographs."""
 _ROOM = {"cpu": 2**28, "cuda": 2**34}
 """Bytes that the derivatives of equations may take on the way, about."""
+_ROOM_OF_ALL = {"cpu": 2**31, "cuda": 2**35}
+"""Bytes that the derivatives of all equations of all clients may take."""
 _ROWS = {"cpu": 64, "cuda": 1024}
 """Rows times examples that go back through a large model at once."""
 _LARGE = 1_000_000
 """Parameters from which on equations are differentiated layer by layer, in plain batches."""
+_ROUNDING = 1e-6
+"""The share of a reply's length up to which a tensor of it is nothing but rounding."""
 _TINY = 1e-30
 
 
@@ -76,16 +80,17 @@ def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
     """All exchanges behind observations of clients that got the same broadcasts.
 
     Equal broadcasts are taken together where each was answered equally often. Replies of zeros say nothing, nor do
-    tensors of numbers that are not finite.
+    tensors of numbers that are not finite, or so short beside the whole reply that they are what rounding left: a bias
+    before a batch norm has no gradient.
     """
-    each = [[*one.earlier, one] for one in seen]
+    each, names = [comparable(one) for one in seen], list(seen[0].reply)
     alike: dict[int, list[int]] = {}
     for number, exchange in enumerate(each[0]):
         alike.setdefault(id(exchange.sent), []).append(number)
     groups = list(alike.values())
     if len({len(group) for group in groups}) > 1:
         groups = [[number] for number in range(len(each[0]))]
-    rows = [[_pieces(exchange.reply, whole=whole) for exchange in exchanges] for exchanges in each]
+    rows = [[_pieces(exchange.reply, names, whole=whole) for exchange in exchanges] for exchanges in each]
     directions, norms = dict[str, Tensor](), dict[str, Tensor]()
     for name in rows[0][0]:  # one by one: all replies of a large model fit into memory twice, hardly more often
         replies = torch.stack(
@@ -97,11 +102,24 @@ def exchanges_of(seen: Sequence[Observation], *, whole: bool) -> Exchanges:
         units = _compressed(replies.div_(lengths[..., None] + _TINY))
         directions[name] = units.mul_(math.sqrt(replies.shape[-1]))
         norms[name] = lengths.amax(dim=-1)
+    least = _ROUNDING * torch.stack(list(norms.values())).norm(dim=0)
+    norms = {name: norm.where(norm > least, 0) for name, norm in norms.items()}
     return Exchanges(stack([each[0][group[0]].sent for group in groups]), directions, norms)
 
 
-def _pieces(update: Params, *, whole: bool) -> Params:
-    flat = {name: tensor.flatten() for name, tensor in update.items()}
+def comparable(one: Observation) -> list[Observation]:
+    """All exchanges with a client that are like the last one: of one step, and of tensors of the same shapes."""
+
+    def shapes(exchange: Observation) -> tuple[object, ...]:
+        trees = ({name: tensor.shape for name, tensor in tree.items()} for tree in (exchange.sent, exchange.reply))
+        return (exchange.kind, exchange.batch_size, *trees)
+
+    return [exchange for exchange in (*one.earlier, one) if shapes(exchange) == shapes(one)]
+
+
+def _pieces(update: Params, names: Sequence[str], *, whole: bool) -> Params:
+    """In the order of the names: what is one vector must not depend on who wrote it down."""
+    flat = {name: update[name].flatten() for name in names}
     return {"all": torch.cat(list(flat.values()))} if whole else flat
 
 
@@ -137,7 +155,7 @@ class SmoothPictures:
 
 def _cosines(side: int) -> Tensor:
     """[side, side]: the orthonormal cosine transform, a frequency in each row."""
-    place = torch.arange(side, dtype=torch.float32)
+    place = torch.arange(side, dtype=torch.get_default_dtype())
     waves = torch.cos(math.pi * (place + 0.5) * place[:, None] / side) * math.sqrt(2 / side)
     return torch.cat([waves[:1] / math.sqrt(2), waves[1:]])
 
@@ -162,7 +180,7 @@ class Equations:
         inputs = self.pictures.decode(code)
         gradient = grad(lambda params: self.model.loss(self.one.loss, params, inputs, labels))(sent)
         found = []
-        for name, piece in _pieces({name: gradient[name] for name in self.one.reply}, whole=self.whole).items():
+        for name, piece in _pieces(gradient, list(self.one.reply), whole=self.whole).items():
             length, sent_length = (piece.square().sum() + _TINY).sqrt(), norms[name]
             there = sent_length > 0
             found.append(torch.where(there, directions[name] @ piece / length, 0))
@@ -264,7 +282,8 @@ class Equations:
     @property
     def _bytes(self) -> int:
         """Of one gradient and of what a small network remembers of one pass."""
-        return 4 * (sum(part[0].numel() for part in self.exchanges.sent.values()) + 16 * self.labels.shape[1] * 3072)
+        inputs = self.labels.shape[1] * math.prod(self.one.domain.shape)
+        return 4 * (sum(part[0].numel() for part in self.exchanges.sent.values()) + 16 * inputs)
 
 
 def networks_of(equations: Equations) -> tuple[SharedNetwork, ...]:
@@ -332,7 +351,7 @@ def solve(equations: Equations, codes: Tensor, steps: int, task: Task) -> Solved
 def _costs(residuals: Tensor, codes: Tensor, softness: Tensor | float) -> Tensor:
     """[N]; infinity where something is not finite."""
     found = residuals.double().square().sum(dim=1) / softness + codes.double().flatten(1).square().sum(dim=1)
-    return found.nan_to_num(nan=math.inf)
+    return found.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _step(residuals: Tensor, slopes: Tensor, codes: Tensor, softness: Tensor, damping: Tensor) -> Tensor:
@@ -352,6 +371,13 @@ def _step(residuals: Tensor, slopes: Tensor, codes: Tensor, softness: Tensor, da
             step = torch.cholesky_solve(variance * right[:, None], factor)[:, 0]
         found.append(step.to(slope.dtype))
     return torch.stack(found)
+
+
+def clients_at_once(one: Observation, labels: Tensor, restarts: int) -> int:
+    """How many clients like this one are solved together: the derivatives of all their equations have to fit."""
+    equations = 2 * len(one.reply) * (len(one.earlier) + 1)
+    unknowns = labels.shape[1] * math.prod(one.domain.shape)
+    return max(1, _ROOM_OF_ALL[labels.device.type] // (4 * equations * unknowns * restarts))
 
 
 def rebuild(

@@ -265,6 +265,27 @@ def unchanged(seen: InspectedBroadcast) -> Iterator[Measurement]:
         yield Measurement(tuple(seen.sent), float(same), sentence)
 
 
+@check(bound=0)
+def shuffled(seen: InspectedBroadcast) -> Iterator[Measurement]:
+    """Fresh weights made of the old ones, with which a server asks the same client again."""
+    previous = seen.previous
+    if previous is None or not seen.fits(previous) or not seen.fits(seen.sent):
+        return
+    where = tuple(
+        name
+        for name, tensor in seen.sent.items()
+        if tensor.numel() >= FEWEST
+        and not torch.equal(tensor, previous[name])
+        and torch.equal(tensor.flatten().sort().values, previous[name].flatten().sort().values)
+    )
+    yield Measurement(
+        where,
+        float(len(where)),
+        f"{len(where)} parameters hold the numbers of the last broadcast in another order (honest: none): such a model "
+        "has learned nothing, and each new one asks another question about the same examples",
+    )
+
+
 @check(bound=300)
 def moved_alone(seen: InspectedBroadcast) -> Iterator[Measurement]:
     """One layer that went further than 300 steps of full length in each epoch, while no other went anywhere near.

@@ -3,15 +3,20 @@
 ``inversion`` finds the best code for the picture itself, which bounds what any attack on this generator's codes can
 reach. It returns figures and no reconstruction, so that nobody can take it for an attack.
 
-The slice goes through the code that draws the private picture best (found from the picture itself), toward a random
-code and in a second random direction: z(a, b) = z0 + a (z1 - z0) + b e. Where the objective of the adversary is low is
-compared with where pictures are like the private one.
+``landscape`` is a slice through the code that draws the private picture best (found from the picture itself), toward a
+random code and in a second random direction: z(a, b) = z0 + a (z1 - z0) + b e. Where the objective of the adversary is
+low is compared with where pictures are like the private one, and with the objective without a defense.
+
+Both keep the codes that span what they looked at, so that ``add_lpips`` can complete figures of a machine without it.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from statistics import fmean
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from gradveil import models
@@ -40,99 +45,161 @@ REACH = 1.5
 """How far the slice goes to each side of the private picture's code, in distances to the random code."""
 LINE = 11
 """Points of the line from GGL's code to that of the inversion, ends included."""
+LOOKS = {
+    2: ("ggl_lpips", "inverted_lpips", "lowest_lpips_at"),
+    3: ("with_lpips", "lpips_at_lowest", "least_lpips"),
+}
+"""What LPIPS tells of a line, which two codes span, and of a slice, which three do."""
 
 
 def landscape(fields: Json) -> Json:
-    """The objective over the slice, and how its order agrees with that of the distances to the private picture."""
+    """The objective over the slice, and how its order agrees with that of the distances to the private picture.
+
+    Means over the pictures; ``surface`` is that of the first. ``minima`` counts the points that are lower than all
+    eight neighbours, and ``with_undefended`` is the rank correlation with what an undefended client would give.
+    """
     from scipy.stats import spearmanr  # takes a second to load
 
     device, side, data = fields["device"], fields["points"], load(fields["data"])
-    name = SHIPPED.get(data.domain.shape)
+    draws, rng = _shipped(data.domain).to(device), generator(fields["seed"], "landscape", device=device)
+    every, each = data.batch(list(range(fields["images"]))).to(device), []
+    client = {name: fields[name] for name in ("model", "seed", "device")}
+    seen, undefended = (
+        observations(every, data.domain, defense=defense, **client) for defense in (fields["defense"], "none")
+    )
+    for i, center in enumerate(_codes_of(draws, every, fields["steps"], fields["seed"])):
+        private, span = every.take(slice(i, i + 1)), _span(draws, center, rng)
+        drawn = _drawn(draws, _slice(span, side), private.labels)
+        objective = _objective(seen[i], drawn, aware=fields["aware"])
+        plain = _objective(undefended[i], drawn, aware=False)
+        pixels, middle = mse(drawn.inputs, private.inputs).cpu(), side**2 // 2
+        lowest = int(objective.argmin())
+        each.append({
+            "with_mse": float(spearmanr(objective, pixels).statistic),
+            "with_undefended": float(spearmanr(objective, plain).statistic),
+            "at_private": float(objective[middle]),
+            "lowest": float(objective[lowest]),
+            "lowest_is_private": float(lowest == middle),
+            "minima": float(_minima(objective.view(side, side))),
+            "mse_at_lowest": float(pixels[lowest]),
+            "mse_at_private": float(pixels[middle]),
+            "surface": objective.view(side, side).tolist(),
+            "codes": span.tolist(),
+        })  # fmt: skip
+    return add_lpips(fields, {"each": each, "surface": each[0]["surface"]})
+
+
+def _shipped(domain: Domain) -> Generator:
+    name = SHIPPED.get(domain.shape)
     if name is None:
-        raise GradveilError(f"no generator is shipped for the pictures of {fields['data']}")
-    draws, rng = build(name).to(device), generator(fields["seed"], "landscape", device=device)
-    private = data.batch([0]).to(device)
-    codes = _slice(draws, _code_of(draws, private, fields["steps"], rng), side, rng)
-    labels = private.labels.expand(len(codes))
-    with torch.no_grad():
-        pictures = draws.decode(codes, labels)
-    objective = _objective(_observed(fields, private, data.domain), Batch(pictures, labels), aware=fields["aware"])
-    truth = private.inputs.expand_as(pictures).cpu()
-    pixels = mse(pictures.cpu(), truth)
-    looks = _lpips(pictures.cpu(), truth)
-    lowest = int(objective.argmin())
-    return {
-        "with_mse": float(spearmanr(objective, pixels).statistic),
-        "with_lpips": None if looks is None else float(spearmanr(objective, looks).statistic),
-        "at_private": float(objective[len(objective) // 2]),
-        "lowest": float(objective[lowest]),
-        "mse_at_lowest": float(pixels[lowest]),
-        "mse_at_private": float(pixels[len(pixels) // 2]),
-        "surface": objective.view(side, side).tolist(),
-    }
+        raise GradveilError(f"no generator is shipped for pictures of {'x'.join(map(str, domain.shape))}")
+    return build(name)
 
 
-def _code_of(draws: Generator, private: Batch, steps: int, rng: torch.Generator) -> Tensor:
-    """The code [1, latent] whose picture is nearest to the private one, by Adam over pixels."""
-    code = draws.codes(1, rng).requires_grad_()
+def _codes_of(draws: Generator, private: Batch, steps: int, seed: int) -> Tensor:
+    """For each private picture the code [n, latent] that draws it best, by Adam over pixels."""
+    device = private.inputs.device
+    code = draws.codes(len(private), generator(seed, "inversion", device=device)).requires_grad_()
     adam = torch.optim.Adam([code], lr=0.05)
     for _ in range(steps):
-        loss = (draws.decode(code, private.labels) - private.inputs).square().mean()
+        loss = (draws.decode(code, private.labels) - private.inputs).square().flatten(1).mean(dim=1).sum()
         (code.grad,) = torch.autograd.grad(loss, [code])
         adam.step()
     return code.detach()
 
 
-def _slice(draws: Generator, center: Tensor, side: int, rng: torch.Generator) -> Tensor:
+def _span(draws: Generator, center: Tensor, rng: torch.Generator) -> Tensor:
+    """The center of a slice and its two directions, of one length, [3, latent]."""
+    toward = draws.codes(1, rng)[0] - center
+    across = draws.codes(1, rng)[0]
+    return torch.stack([center, toward, across * toward.norm() / across.norm()])
+
+
+def _slice(span: Tensor, side: int) -> Tensor:
     """Codes [side * side, latent] with the center in the middle."""
-    toward = draws.codes(1, rng) - center
-    across = draws.codes(1, rng)
-    across = across * toward.norm() / across.norm()
-    along = torch.linspace(-REACH, REACH, side, device=center.device)
-    steps = torch.cartesian_prod(along, along)
-    return center + steps @ torch.cat([toward, across])
+    along = torch.linspace(-REACH, REACH, side, device=span.device)
+    return span[0] + torch.cartesian_prod(along, along) @ span[1:]
+
+
+def _minima(surface: Tensor) -> int:
+    """How many points inside are lower than their eight neighbours."""
+    around = torch.nn.functional.unfold(surface[None, None], kernel_size=3)[0]
+    return int((around[4] < torch.cat([around[:4], around[5:]]).min(dim=0).values).sum())
+
+
+def _drawn(draws: Generator, codes: Tensor, label: Tensor) -> Batch:
+    labels = label.expand(len(codes))
+    with torch.no_grad():
+        return Batch(draws.decode(codes, labels), labels)
 
 
 def inversion(fields: Json) -> Json:
     """GGL against the inversion of the generator on the same pictures, and the codes on the line between the two.
 
     Means over the pictures: of what GGL draws and of the inversion the PSNR and LPIPS; where on the line, from 0 for
-    GGL to 1 for the inversion, the objective and LPIPS are lowest.
+    GGL to 1 for the inversion, the objective and LPIPS are lowest. ``code_length`` is that of GGL's code, as a share of
+    the typical one.
     """
-    device, data, found = fields["device"], load(fields["data"]), []
+    device, data, each = fields["device"], load(fields["data"]), []
     attack = ATTACKS.build(fields["attack"])
     assert isinstance(attack, GGL)
-    for i in range(fields["images"]):
-        private = data.batch([i]).to(device)
-        seen, rng = _observed(fields, private, data.domain), generator(fields["seed"], "inversion", i, device=device)
-        codes = attack.codes(seen)
-        with SILENT.task("", None) as task:
-            own = attack.phases[0].search.run(attack.prepare([seen], [fields["seed"] + i]), task)
-        ends = [codes.code(own.unknowns)[int(own.objectives.argmin())]]
-        ends.append(_code_of(codes.generator, private, fields["steps"], rng))
-        shares = torch.linspace(0, 1, LINE, device=device)[:, None]
-        labels = private.labels.expand(LINE)
-        with torch.no_grad():
-            pictures = codes.generator.decode((1 - shares) * ends[0] + shares * ends[1], labels)
-        away = _objective(seen, Batch(pictures, labels), aware=attack.aware)
-        truth = private.inputs.expand_as(pictures).cpu()
-        near, looks = psnr(pictures.cpu(), truth), _lpips(pictures.cpu(), truth)
-        found.append({
+    every = data.batch(list(range(fields["images"]))).to(device)
+    client = {name: fields[name] for name in ("model", "defense", "seed", "device")}
+    seen = observations(every, data.domain, **client)
+    codes = attack.codes(seen[0])
+    with SILENT.task("", None) as task:
+        search = attack.phases[0].search
+        own = search.run(attack.prepare(seen, [fields["seed"] + i for i in range(len(seen))]), task)
+    ends = torch.stack(
+        [codes.code(own.unknowns)[:, 0], _codes_of(codes.generator, every, fields["steps"], fields["seed"])], dim=1
+    )
+    for i, one in enumerate(seen):
+        private = every.take(slice(i, i + 1))
+        drawn = _drawn(codes.generator, _line(ends[i]), private.labels)
+        away = _objective(one, drawn, aware=attack.aware)
+        near = psnr(drawn.inputs, private.inputs.expand_as(drawn.inputs)).cpu()
+        each.append({
             "ggl_psnr": float(near[0]),
             "inverted_psnr": float(near[-1]),
             "ggl_objective": float(away[0]),
             "inverted_objective": float(away[-1]),
-            "lowest_objective_at": float(shares[away.argmin()]),
-            "highest_psnr_at": float(shares[near.argmax()]),
-            "ggl_lpips": None if looks is None else float(looks[0]),
-            "inverted_lpips": None if looks is None else float(looks[-1]),
-            "lowest_lpips_at": None if looks is None else float(shares[looks.argmin()]),
+            "lowest_objective_at": int(away.argmin()) / (LINE - 1),
+            "highest_psnr_at": int(near.argmax()) / (LINE - 1),
+            "code_length": float(ends[i, 0].norm()) / ends.shape[-1] ** 0.5,
+            "codes": ends[i].tolist(),
         })  # fmt: skip
-    means: Json = {"each": found}
-    for key in found[0]:
-        known = [value for one in found if (value := one[key]) is not None]
-        means[key] = sum(known) / len(known) if known else None
-    return means
+    return add_lpips(fields, {"each": each})
+
+
+def _line(ends: Tensor) -> Tensor:
+    """Codes [LINE, latent] from the first end to the second."""
+    return torch.lerp(ends[0], ends[1], torch.linspace(0, 1, LINE, device=ends.device)[:, None])
+
+
+def add_lpips(fields: Json, figures: Json) -> Json:
+    """The figures with what LPIPS tells, from the codes in them, and their means; None where LPIPS is missing."""
+    from scipy.stats import spearmanr
+
+    data, each = load(fields["data"]), []
+    draws = _shipped(data.domain)
+    for i, one in enumerate(figures["each"]):
+        private, codes = data.batch([i]), torch.tensor(one["codes"])
+        pictures = _drawn(draws, _line(codes) if len(codes) == 2 else _slice(codes, fields["points"]), private.labels)
+        looks = _lpips(pictures.inputs, private.inputs.expand_as(pictures.inputs))
+        if looks is None:
+            found = dict.fromkeys(LOOKS[len(codes)])
+        elif len(codes) == 2:
+            found = dict(zip(LOOKS[2], (looks[0], looks[-1], looks.argmin() / (LINE - 1)), strict=True))
+        else:
+            objective = torch.tensor(one["surface"]).flatten()
+            lowest = looks[objective.argmin()]
+            found = dict(zip(LOOKS[3], (spearmanr(objective, looks).statistic, lowest, looks.min()), strict=True))
+        each.append(one | {name: None if value is None else float(value) for name, value in found.items()})
+    means: Json = {}
+    for name, value in each[0].items():
+        if not isinstance(value, list):
+            means[name] = None if value is None else fmean(one[name] for one in each)
+    return figures | means | {"each": each}
 
 
 def _lpips(pictures: Tensor, truth: Tensor) -> Tensor | None:
@@ -142,23 +209,46 @@ def _lpips(pictures: Tensor, truth: Tensor) -> Tensor | None:
         return None
 
 
-def _observed(fields: Json, private: Batch, domain: Domain) -> Observation:
-    """What the adversary sees of a client that holds this picture."""
-    defense = DEFENSES.build(fields["defense"])
-    module = defense.on_model(models.build(fields["model"], domain, seed=fields["seed"]).to(fields["device"]))
-    sent = detached(dict(module.named_parameters()))
-    rng = Stream.seeded(fields["seed"], "defense")
-    return observe(
-        module=module,
-        model=fields["model"],
-        domain=domain,
-        sent=sent,
-        reply=SimulatedClient(module, recipe=Recipe(), defense=defense).reply(sent, private, rng).update,
-        batch=private,
-        recipe=Recipe(),
-        defense=fields["defense"],
-        threat=threat_model("C"),
-    )
+def observations(
+    private: Batch,
+    domain: Domain,
+    *,
+    model: str,
+    defense: str,
+    seed: int,
+    device: str,
+    batch_size: int = 1,
+    recipe: Recipe = Recipe(),  # noqa: B008 (frozen)
+    threat: str = "C",
+) -> list[Observation]:
+    """What the adversary sees of clients that hold one batch each and answer the same broadcast."""
+    built, seen, (module, sent) = DEFENSES.build(defense), [], _broadcast(model, domain, seed, device)
+    guarded = built.on_model(module)
+    if guarded is not module:
+        sent = detached(dict(guarded.named_parameters()))
+    client = SimulatedClient(guarded, recipe=recipe, defense=built)
+    for i in range(0, len(private), batch_size):
+        batch = private.take(slice(i, i + batch_size)).to(device)
+        seen.append(
+            observe(
+                module=guarded,
+                model=model,
+                domain=domain,
+                sent=sent,
+                reply=client.reply(sent, batch, Stream.seeded(seed, "defense", i)).update,
+                batch=batch,
+                recipe=recipe,
+                defense=defense,
+                threat=threat_model(threat),
+            )
+        )
+    return seen
+
+
+@lru_cache(maxsize=1)  # the same objects under every defense: then attacks step all of them together
+def _broadcast(model: str, domain: Domain, seed: int, device: str) -> tuple[nn.Module, Params]:
+    module = models.build(model, domain, seed=seed).to(device)
+    return module, detached(dict(module.named_parameters()))
 
 
 def _objective(seen: Observation, drawn: Batch, *, aware: bool) -> Tensor:

@@ -1,0 +1,217 @@
+"""Small studies of claims in DCS2's text that none of its tables holds; one JSON object a line.
+
+    python scripts/dcs2_claims.py --device cuda            # all, a few minutes of a GPU
+    python scripts/dcs2_claims.py cosines objectives --few # some of them, as short as they get
+
+``docs/results/dcs2-claims.jsonl`` has what it printed; ``docs/results/claims/dcs2.yaml`` and ``docs/defenses/dcs2.md``
+read it. Every row names the study, the claims that it is for, and its setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from dcs2_base import deal
+from torch import Tensor
+from torch.nn import functional as F
+
+import gradveil
+from gradveil import models
+from gradveil.attacks.parts.labels import prediction_errors
+from gradveil.client import SimulatedClient
+from gradveil.core.streams import Stream
+from gradveil.core.types import Json, Loss, Recipe, cross_entropy
+from gradveil.data import load
+from gradveil.defenses import DEFENSES
+from gradveil.federated import Federation, make_training
+from gradveil.threat import observe, threat_model
+
+RELEASED = "box=false,margin=0.5,strict=true"
+"""What the authors' code does: pixels without bounds, and a projection that nearly always adds half of the gradient."""
+EXACT = 1e-6
+"""Mean squared error of an image that was read exactly, 60 dB."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where the studies are run, and whether as briefly as they can be."""
+
+    device: str
+    few: bool
+
+    def times(self, full: int, few: int) -> int:
+        return few if self.few else full
+
+
+def cosines(run: Run) -> Iterator[Json]:
+    """D-19, D-66: how near the gradient of a concealed sample comes, by model and by the label of its start."""
+    data, iterations, pairs = load("cifar10-samples"), run.times(1000, 5), run.times(10, 1)
+    for model in ("lenet:init=wide", "lenet", "convnet:kernel=5", "convnet:last=2", "resnet18"):
+        module = models.build(model, data.domain, seed=0).to(run.device)
+        for label in ("other", "same"):
+            spec = f"dcs2:iterations={iterations},sensitive=first,start_label={label},lr=0.025"
+            client = SimulatedClient(module, recipe=Recipe(), defense=DEFENSES.build(spec))
+            logs = []
+            for i in range(pairs):
+                # the samples lie class by class in turns: ten further on is another image of the same label
+                pair = data.batch([i, i + 10 if label == "same" else i + 1]).to(run.device)
+                logs.append(client.reply(client.model.params, pair, Stream.seeded(i)).log.means())
+            names = ("start_cosine", "cosine", "start_distance", "distance")
+            means = {name: round(sum(log[name] for log in logs) / pairs, 3) for name in names}
+            yield {"model": model, "start_label": label, "iterations": iterations, "pairs": pairs, **means}
+
+
+def objectives(run: Run) -> Iterator[Json]:
+    """D-11: clients that minimise something else than cross-entropy, attacked by IG, which knows their loss."""
+
+    def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+        wanted = targets[:, None] == torch.arange(outputs.shape[1], device=targets.device)
+        return F.mse_loss(outputs, wanted.to(outputs))
+
+    losses: dict[str, Loss] = {
+        "cross-entropy": cross_entropy,
+        "smoothed labels": partial(F.cross_entropy, label_smoothing=0.2),
+        "squared error": squares,
+    }
+    data = load("mnist-samples")
+    images = data.batch(range(run.times(20, 2))).to(run.device)
+    module = models.build("lenet:init=wide", data.domain, seed=0).to(run.device)
+    for name, loss in losses.items():
+        specs = ["none", f"dcs2:iterations={run.times(1000, 2)},sensitive=first,lr=0.025"]
+        attack = f"ig:iterations={run.times(2000, 2)},restarts=2"
+        found = gradveil.audit(
+            module, images, defenses=specs, attacks=attack, loss=loss, threat="C+labels", batch_size=2, progress=False
+        )
+        for row in (row for row in found.rows if row.prior_of is None):
+            first = row.per_image[::2]
+            shown = {key: round(row.log[key], 3) for key in ("start_cosine", "cosine", "opposed") if key in row.log}
+            psnr = round(sum(image.psnr for image in first) / len(first), 2)
+            yield {"loss": name, "defense": row.defense, "clients": len(first), "psnr": psnr, **shown}
+
+
+def silent(run: Run) -> Iterator[Json]:
+    """D-14: images of a batch that some row of an honest, untrained ReLU layer holds alone, read as Eq. (3) does."""
+    data = load("cifar10-samples")
+    for width in (256, 1000, 4000):
+        module = models.build(f"mlp:hidden={width}", data.domain, seed=0).to(run.device)
+        client = SimulatedClient(module, recipe=Recipe())
+        for size in (8, 32, 96):
+            batch = data.batch(range(size)).to(run.device)
+            update = client.reply(client.model.params, batch, Stream.seeded(0)).update
+            read = update["body.0.weight"] / update["body.0.bias"][:, None]
+            images = batch.inputs.flatten(1)
+            apart = torch.cdist(read, images, compute_mode="donot_use_mm_for_euclid_dist")  # [rows, images]
+            exact = int((apart.square() / images.shape[1] < EXACT).any(dim=0).sum())
+            yield {"model": f"mlp:hidden={width}", "images": size, "read_exactly": exact}
+
+
+def labels(run: Run) -> Iterator[Json]:
+    """Whether both labels of an update under DCS2 show in the classifier's rows: the most negative sums."""
+    data, sensitive, both, images = load("cifar10-samples"), 0, 0, run.times(40, 2)
+    module = models.build("lenet:init=wide", data.domain, seed=0).to(run.device)
+    spec = f"dcs2:iterations={run.times(60, 2)},start=public"
+    guard = DEFENSES.build(spec)
+    client = SimulatedClient(module, recipe=Recipe(), defense=guard)
+    for i in range(images):
+        batch, rng = data.batch([i]).to(run.device), Stream.seeded(i)
+        reply = client.reply(client.model.params, batch, rng)
+        seen = observe(
+            module=module, model="lenet:init=wide", domain=data.domain, sent=client.model.params, reply=reply.update,
+            batch=batch, recipe=Recipe(), defense=spec, threat=threat_model("C"),
+        )  # fmt: skip
+        errors = prediction_errors([seen])[0]
+        sensitive += int(errors.argmin() == batch.labels[0])
+        both += int(errors.argmin() == batch.labels[0]) and int((errors < 0).sum() == 2)
+    yield {"defense": spec, "images": images, "sensitive_label_lowest": sensitive, "and_two_rows_negative": both}
+
+
+def participants(run: Run) -> Iterator[Json]:
+    """D-08: DP-SGD by the number of clients that take part in a round; each has 20 digits, all of them other ones."""
+    test = load("mnist:split=test")
+    for clients in (10, 40, 160):
+        for defense in ("none", "dp:sigma=4"):
+            case = make_training(
+                {
+                    "data": "mnist", "examples": 20 * clients, "clients": clients, "batch_size": 20, "lr": 0.5,
+                    "model": "mlp:hidden=64,normalize=true", "algorithm": "fedsgd", "defense": defense,
+                    "rounds": run.times(100, 1), "device": run.device,
+                }
+            )  # fmt: skip
+            everything = load("mnist:split=train")
+            federation = Federation(case, everything.subset(torch.arange(20 * clients)))
+            for number in range(1, case.rounds + 1):
+                federation.round(number)
+            accuracy = round(100 * federation.quality(test).accuracy, 2)
+            yield {"clients": clients, "defense": defense, "rounds": case.rounds, "accuracy": accuracy}
+
+
+def base(run: Run) -> Iterator[Json]:
+    """D-40, D-42, D-90: the training of the authors' release, with the labels that its seed draws.
+
+    A client sends one gradient of 256 of its 400 digits a round. Momentum that every client keeps from round to round
+    is momentum of their mean, so that the server has it.
+    """
+    everything, test = load("mnist:split=train"), load("mnist:split=test")
+    search = f"iterations={run.times(10, 1)},alpha=0.031,lr=0.031,sensitive=first,combine=replace"
+    trainings: dict[str, Json] = {
+        "none": {},
+        "none, 1.5 times the rate": {"lr": 0.015},
+        "DCS2": {"defense": f"dcs2:{search},box=false"},
+        "DCS2+ as printed": {"defense": f"dcs2plus:{search},box=false"},
+        "DCS2+ of the release": {"defense": f"dcs2plus:{search},{RELEASED}"},
+    }
+    for seed in range(run.times(3, 1)):
+        shares = [torch.tensor(own) for own in deal(everything, "released", seed)]
+        for name, fields in trainings.items():
+            case = make_training(
+                {
+                    "data": "mnist", "clients": len(shares), "batch_size": 256, "lr": 0.01, "algorithm": "fedsgd",
+                    "model": "lenet:init=wide,convolutions=3,normalize=true", "server_momentum": 0.9, "seed": seed,
+                    "rounds": run.times(100, 1), "device": run.device, **fields,
+                }
+            )  # fmt: skip
+            federation = Federation(case, everything)
+            federation.shares = shares
+            logs = [federation.round(number).log.means() for number in range(1, case.rounds + 1)]
+            projected = sum(log.get("projected", 0.0) for log in logs) / len(logs)
+            accuracy = round(100 * federation.quality(test).accuracy, 2)
+            yield {"training": name, "seed": seed, **fields, "projected": round(projected, 3), "accuracy": accuracy}
+
+
+def resolution(run: Run) -> Iterator[Json]:
+    """D-31: the same photographs at several sizes, one behind an update, rebuilt by IG from an untrained LeNet."""
+    for size in (16, 32, 64, 128):
+        data = load(f"open-images:size={size}")
+        module = models.build("lenet:init=wide", data.domain, seed=0).to(run.device)
+        images = data.batch(range(run.times(10, 1))).to(run.device)
+        attack = f"ig:iterations={run.times(2000, 2)},tv=0.0001,restarts=2"
+        found = gradveil.audit(
+            module, images, attacks=attack, threat="C+labels", gallery=data.batch(range(100)).inputs, progress=False
+        )
+        row = next(row for row in found.rows if row.prior_of is None)
+        yield {"size": size, "images": len(images), "psnr": round(row.psnr, 2), "ssim": round(row.ssim, 3)}
+
+
+STUDIES: dict[str, Callable[[Run], Iterator[Json]]] = {
+    study.__name__: study for study in (cosines, objectives, silent, labels, participants, base, resolution)
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"default: {', '.join(STUDIES)}")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--few", action="store_true", help="as short as it gets, to see that it runs")
+    options = parser.parse_args()
+    for name in options.studies or STUDIES:
+        for row in STUDIES[name](Run(options.device, options.few)):
+            print(json.dumps({"study": name, "device": options.device, **row}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
