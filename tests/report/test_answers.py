@@ -93,7 +93,7 @@ def test_labels_that_are_people_are_the_headline() -> None:
         ([verdict(flags=("no counter-move",))], "so it cannot be A or B"),
         ([verdict()], "It takes 32, with none found, to rule out a worse one. > gradveil audit --data"),
         ([verdict()], "--images 32"),
-        ([verdict("dp", ceiling=PROVEN)], "gradveil advise --data cifar10-samples --model lenet:init=wide --max-rec"),
+        ([verdict("dp", ceiling=PROVEN)], "gradveil advise --data cifar10 --model lenet:init=wide --max-rec"),
         ([verdict("a")], "--model lenet:init=wide --defense a --max-recognised 0.1 --max-loss 3 --out advice"),
         ([verdict(grade="A", cost={"grade": "A"})], "Nothing stands out."),
         ([verdict("a b;c")], "--defense 'a b;c' --out"),

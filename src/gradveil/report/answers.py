@@ -198,8 +198,9 @@ def recommendations(audit: Audit) -> list[Advice]:
     add(few, f"the grade is limited by the number of images. It takes {needed}, with none found, to rule out a worse "
         "one.", _again(audit, **more))  # fmt: skip
     unpriced = [one for one in certified or tried if one.cost is None and one.outcome != "leaks" and one in tried]
-    add(unpriced, "what this costs in accuracy was not measured. Train with it and without, and see what costs less.",
-        _advise(audit, [one.defense for one in unpriced if one not in certified]))  # fmt: skip
+    search = _advise(audit, [one.defense for one in unpriced if one not in certified])
+    how = "This trains with it and without, and looks for what costs least:" if search else "Train with it and without."
+    add(unpriced, f"what this costs in accuracy was not measured. {how}", search)
     return found or [
         Advice("Nothing stands out. A verdict is of what was tried: repeat it when attacks or data change.")
     ]
@@ -260,6 +261,7 @@ def _advise(audit: Audit, defenses: Sequence[str]) -> str:
     case = audit.case
     if audit.trainings or case.get("data") in (None, OWN):
         return ""
+    case = {**case, "data": str(case["data"]).removesuffix("-samples")}  # of which there are too few to train on
     named = [f"--{name} {shlex.quote(str(case[name]))}" for name in ("data", "model") if case.get(name) is not None]
     named += [f"--defense {shlex.quote(one)}" for one in defenses]
     return f"gradveil advise {' '.join(named)} {WISHES} --out advice"

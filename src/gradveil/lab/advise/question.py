@@ -51,7 +51,7 @@ class Question(Fields):
     partition: Annotated[str, AfterValidator(PARTITIONS.canonical)] = "iid"
     """iid, dirichlet:alpha=0.5 or shards:each=2."""
     rounds: Count = 20
-    """How many rounds; on public features 10, 20 and 40 are tried instead."""
+    """How many rounds; on public features 10 to 80 are tried instead."""
     epochs: Count = 1
     """Local epochs of a round; on public features clients send one gradient instead."""
     batch_size: Count = 32

@@ -34,7 +34,7 @@ AGAIN = 2
 """Further seeds with which a recommendation is trained before it is made."""
 CONTESTANTS = 3
 """How many of the best are trained with further seeds, at most."""
-ROUNDS = (10.0, 20.0, 40.0)
+ROUNDS = (10.0, 20.0, 40.0, 80.0)
 """Of trainings on public features."""
 
 Space = dict[str, BaseDistribution]
@@ -94,7 +94,7 @@ def first_trials(asked: Question) -> list[tuple[str, dict[str, float]]]:
     lrs = (30.0, 100.0, 10.0, 300.0) if public else tuple(asked.lr * by for by in (1.0, 3.0, 0.3, 10.0))
     found = [(plain, {"lr": lr, "rounds": 40.0}) for lr in lrs]
     found += [] if public else [(f"{ELSEWHERE}|none", {"lr": 100.0, "rounds": 40.0})]
-    for lr, rounds, bound in ((30.0, 40.0, 0.3), (30.0, 20.0, 0.3), (30.0, 10.0, 0.3), (10.0, 40.0, 0.3)):
+    for lr, rounds, bound in ((100.0, 40.0, 0.3), (30.0, 40.0, 0.3), (300.0, 40.0, 0.3), (100.0, 80.0, 0.1)):
         found.append((f"{on}|veil", {"lr": lr, "rounds": rounds, "bound": bound}))
     others = [what for what in kinds(asked) if what not in {one for one, _ in found}]
     return found + [(what, {"rounds": 40.0, "bound": 1.0, "sigma": 0.3, "rate": 0.99}) for what in others]
@@ -108,8 +108,8 @@ def advise(
     trials = _opened(asked, folder, resume=resume)
     laboratory = Laboratory(asked, folder, progress)
     ahead = [one for one in first_trials(asked)[: asked.trials] if not any(_same(asked, one, done) for done in trials)]
-    with progress.task("advise", asked.trials) as task:
-        task.advance(min(len(trials), asked.trials))
+    with progress.task("advise", max(asked.trials, len(trials) + len(ahead))) as task:
+        task.advance(len(trials))
         while ahead or len(trials) < asked.trials:  # other wishes have first trials of their own
             what, params = _first(asked, *ahead.pop(0), trials) if ahead else _proposed(asked, trials)
             chosen = candidate(asked, what, params)
