@@ -55,7 +55,7 @@ every training by round and every audit by example; no figure was typed in.
       gradveil leaderboard mine:size=2 --load mine.py
       gradveil leaderboard --all --attack mine --load mine.py
 
-- A defense is one file ([how](../defenses/README.md#your-own)), an attack too ([how](../attacks/README.md#your-own)).
+- A defense is one file ([how](../defenses/README.md#your-own)), an attack too ([how](../attacks/your-own.md)).
   Send the file with the entries that the command wrote.
 - An entry holds the settings' own case, examples and adversary, and complete trainings with the seeds {seeds}. Others
   are refused when they are read. Nothing is tuned on the test images: options that were chosen are chosen elsewhere.
