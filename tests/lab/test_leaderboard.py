@@ -142,7 +142,7 @@ def test_an_attack_joins_what_entries_have(board: Path, tmp_path: Path) -> None:
     list(enter(TINY, ["none"], tmp_path, work, device="cpu", attacks=["fingerprint"], train_too=False))
     (entry,) = read_entries(tmp_path)
     assert entry.audits[0].attacks == ("identify", "fingerprint")
-    assert "Lacks: `analytic` (`none`); the trained model (`none`)." in leaderboard([entry])
+    assert "Lacks: `analytic`; the trained model." in leaderboard([entry])
     assert board.exists()
 
 

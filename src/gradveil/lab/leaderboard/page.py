@@ -44,8 +44,9 @@ every training by round and every audit by example; no figure was typed in.
 - **accuracy**: the mean of three trainings after the last round ± their standard deviation; **best**: the same for the
   best round of each. Tenths are printed only where the spread is below half a point. **time**: of a round, against one
   without a defense on the same device, which other work shared.
-- **lacks**: attacks of the setting that were not run on this line. A grade is of what was tried: a stronger attack can
-  only lower it. **no counter-move**: no attack written for this defense was tried, and nothing is proven of it.
+- **Lacks**, below a table: attacks of the setting that were not run, on all lines or on those named. A grade is of what
+  was tried: a stronger attack can only lower it. **no counter-move**: no attack written for this defense was tried, and
+  nothing is proven of it.
 
 ## Entry rules
 
@@ -220,11 +221,11 @@ def _lacking(lines: Sequence[Line]) -> str:
         entry = line.entry
         for what in [*(f"`{spec}`" for spec in entry.lacks()), *(f"the {stage} model" for stage in entry.unseen())]:
             found.setdefault(what, []).append(entry.defense)
-    whom = {
-        what: "all" if len(each) == len(lines) > 1 else ", ".join(f"`{one}`" for one in each)
-        for what, each in found.items()
-    }
-    return "Lacks: " + "; ".join(f"{what} ({names})" for what, names in whom.items()) + "." if whom else ""
+    if not found:
+        return ""
+    every = {what: len(each) == len(lines) for what, each in found.items()}
+    whom = {what: "" if every[what] else f" ({', '.join(f'`{one}`' for one in each)})" for what, each in found.items()}
+    return f"Lacks: {'; '.join(f'{what}{names}' for what, names in whom.items())}."
 
 
 def _frontier(lines: Sequence[Line]) -> str:
