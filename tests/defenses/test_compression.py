@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,8 +16,7 @@ from gradveil.core.trees import detached
 from gradveil.core.types import Recipe
 from gradveil.data import load
 from gradveil.defenses import Log, Quantise, TopK, can_remember
-from gradveil.federated import Federation, make_training
-from gradveil.federated.rounds import RoundExchange
+from gradveil.federated import Federation, RoundExchange, make_training, run_training
 
 
 def test_quantised_entries_are_signed_multiples_of_one_step() -> None:
@@ -81,3 +82,17 @@ def test_each_client_of_a_training_has_a_memory_of_its_own() -> None:
             assert all(torch.allclose(expected[name], exchange.update[name], atol=1e-6) for name in expected)
     assert len(seen) == 4
     assert federation.state is not first
+
+
+@pytest.mark.integration
+def test_a_resumed_training_forgets_nothing(tmp_path: Path) -> None:
+    """What clients remember is in no checkpoint: the rounds before are run again, with the same outcome."""
+    fields = {
+        "data": "mnist-samples", "model": "mlp:hidden=8", "clients": 2, "rounds": 2, "algorithm": "fedsgd",
+        "batch_size": 5, "defense": "topk:rate=0.9",
+    }  # fmt: skip
+    run_training(make_training(fields), tmp_path / "one")
+    longer = make_training({**fields, "rounds": 3})
+    resumed = run_training(longer, tmp_path / "one", resume=True)
+    whole = run_training(longer, tmp_path / "two")
+    assert [row["loss"] for row in resumed["rows"]] == pytest.approx([row["loss"] for row in whole["rows"]])

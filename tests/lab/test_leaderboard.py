@@ -119,7 +119,7 @@ def test_an_entry_keeps_every_example_and_every_seed(board: Path) -> None:
     assert all(len(row.per_image) == 4 for row in rows)
     line = Line(plain)
     assert (line.grade, line.worst) == ("F", 1.0)
-    assert plain.lacks() == []
+    assert (plain.lacks(), plain.unseen()) == ([], [])
     told = [one.verdict() for one in entries["dp"].audits]
     assert all(one and one.ceiling and one.ceiling.recognised is not None for one in told)
 
@@ -138,11 +138,11 @@ def test_an_attack_joins_what_entries_have(board: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     list(enter(TINY, ["none"], tmp_path, work, device="cpu", attacks=["identify"], train_too=False))
     (entry,) = read_entries(tmp_path)
-    assert entry.lacks() == ["analytic", "identify"], "the trained model was not audited"
+    assert (entry.lacks(), entry.unseen()) == (["analytic"], ["trained"])
     list(enter(TINY, ["none"], tmp_path, work, device="cpu", attacks=["fingerprint"], train_too=False))
     (entry,) = read_entries(tmp_path)
     assert entry.audits[0].attacks == ("identify", "fingerprint")
-    assert "Lacks: `none`: `analytic`, `identify`." in leaderboard([entry])
+    assert "Lacks: `analytic`; the trained model." in leaderboard([entry])
     assert board.exists()
 
 
@@ -340,7 +340,8 @@ def test_every_share_and_accuracy_of_the_page_follows_from_raw_rows() -> None:
         if not any(one.get("rows") for one in audits):
             continue
         cells = page[setting.title, entry["defense"]]
-        for what, cell in zip(("rebuilt", "recognised", "labels"), (cells[3], cells[4], cells[6]), strict=True):
+        answers = zip(("rebuilt", "recognised", "labels"), (cells[3], cells[4], cells[6]), strict=True)
+        for what, cell in answers:
             shown = [part.split("%")[0] for part in cell.split(" / ")]
             wanted = []
             for one in (each for each in audits if each.get("rows")):
@@ -427,8 +428,12 @@ def test_veil_holds_what_it_promises_on_200_examples(name: str) -> None:
     assert verdict.images == 200
     assert verdict.ceiling is not None
     assert verdict.ceiling.recognised is not None
+    assert verdict.ceiling_of_run is not None
+    assert verdict.ceiling_of_run.recognised is not None
     assert verdict.identified is not None
-    assert verdict.identified < verdict.ceiling.recognised
+    assert verdict.identified_interval is not None
+    assert verdict.identified < verdict.ceiling_of_run.recognised, "what is promised"
+    assert verdict.identified_interval[0] <= verdict.ceiling.recognised, "no reply gives away more than is proven"
     assert {"identify", "replay"} <= set(entry.audits[0].attacks)
 
 

@@ -164,11 +164,14 @@ class Entry(_Strict):
         return next((one.unfit for one in self.audits if one.unfit is not None), None)
 
     def lacks(self) -> list[str]:
-        """Attacks of the setting that were not run on it in all stages."""
-        setting = SETTINGS[self.setting]
-        wanted = [ATTACKS.canonical(spec) for spec in setting.audit["attacks"]]
-        ran = {one.stage: one.attacks for one in self.audits}
-        return [spec for spec in wanted if any(spec not in ran.get(stage, ()) for stage in setting.stages)]
+        """Attacks of the setting that were not run on it in every state of the model that was audited."""
+        wanted = [ATTACKS.canonical(spec) for spec in SETTINGS[self.setting].audit["attacks"]]
+        return [spec for spec in wanted if any(spec not in one.attacks for one in self.audits if one.unfit is None)]
+
+    def unseen(self) -> list[Stage]:
+        """States of the model that were not audited."""
+        audited = {one.stage for one in self.audits}
+        return [stage for stage in SETTINGS[self.setting].stages if stage not in audited]
 
 
 def merged(old: Entry | None, new: Entry) -> Entry:

@@ -44,8 +44,9 @@ every training by round and every audit by example; no figure was typed in.
 - **accuracy**: the mean of three trainings after the last round ± their standard deviation; **best**: the same for the
   best round of each. Tenths are printed only where the spread is below half a point. **time**: of a round, against one
   without a defense on the same device, which other work shared.
-- **lacks**: attacks of the setting that were not run on this line. A grade is of what was tried: a stronger attack can
-  only lower it. **no counter-move**: no attack written for this defense was tried, and nothing is proven of it.
+- **Lacks**, below a table: attacks of the setting that were not run, on all lines or on those named. A grade is of what
+  was tried: a stronger attack can only lower it. **no counter-move**: no attack written for this defense was tried, and
+  nothing is proven of it.
 
 ## Entry rules
 
@@ -55,7 +56,7 @@ every training by round and every audit by example; no figure was typed in.
       gradveil leaderboard mine:size=2 --load mine.py
       gradveil leaderboard --all --attack mine --load mine.py
 
-- A defense is one file ([how](../defenses/README.md#your-own)), an attack too ([how](../attacks/README.md#your-own)).
+- A defense is one file ([how](../defenses/README.md#your-own)), an attack too ([how](../attacks/your-own.md)).
   Send the file with the entries that the command wrote.
 - An entry holds the settings' own case, examples and adversary, and complete trainings with the seeds {seeds}. Others
   are refused when they are read. Nothing is tuned on the test images: options that were chosen are chosen elsewhere.
@@ -189,17 +190,15 @@ def _section(setting: Setting, entries: Sequence[Entry]) -> str:
     table = [list(columns), list(columns.values())]
     for line in lines:
         cells = [f"`{line.entry.defense}`", "" if line.worst is None else f"{line.worst:.0%}", _grade(line)]
-        cells += [" / ".join(_answer(getattr(one, name)) for one in line.verdicts) or "?" for name in ANSWERS]
+        cells += [" / ".join(_answer(one, name) for one in line.verdicts) or "?" for name in ANSWERS]
         cells += [_ceiling(line)]
         if setting.training is not None:
             cells += [_accuracy(line.accuracies), _accuracy(line.best), _time(line, plain)]
         table.append(cells)
     rows = "".join(f"| {' | '.join(cells)} |\n" for cells in table)
     text = f"## {setting.title}\n\n{setting.about} {_task(setting, entries)}\n\n{_training(setting)}\n\n{rows}"
-    lacking = [(line.entry.defense, line.entry.lacks()) for line in lines]
-    if any(missing for _, missing in lacking):
-        listed = "; ".join(f"`{spec}`: {', '.join(f'`{one}`' for one in each)}" for spec, each in lacking if each)
-        text += f"\nLacks: {listed}.\n"
+    if missing := _lacking(lines):
+        text += f"\n{missing}\n"
     if setting.training is not None:
         text += f"\n{_frontier(lines)}\n"
     slow = sorted(
@@ -215,17 +214,32 @@ def _section(setting: Setting, entries: Sequence[Entry]) -> str:
     return text
 
 
+def _lacking(lines: Sequence[Line]) -> str:
+    """Which attacks were not run on which lines, and of which lines one state of the model was not audited."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        entry = line.entry
+        for what in [*(f"`{spec}`" for spec in entry.lacks()), *(f"the {stage} model" for stage in entry.unseen())]:
+            found.setdefault(what, []).append(entry.defense)
+    if not found:
+        return ""
+    every = {what: len(each) == len(lines) for what, each in found.items()}
+    whom = {what: "" if every[what] else f" ({', '.join(f'`{one}`' for one in each)})" for what, each in found.items()}
+    return f"Lacks: {'; '.join(f'{what}{names}' for what, names in whom.items())}."
+
+
 def _frontier(lines: Sequence[Line]) -> str:
     """Whether another defense dominates the certified one."""
     own = [line for line in lines if line.entry.defense.startswith(CERTIFIED) and line.accuracies]
     if not own:
         return f"`{CERTIFIED}` was not trained here."
-    others = [line for line in lines if not line.entry.defense.startswith(CERTIFIED)]
+    others = [line for line in lines if not line.entry.defense.startswith(CERTIFIED) and line.accuracies]
     found = sorted({line.entry.defense for line in others if any(line.dominates(one) for one in own)})
+    name = own[0].entry.defense
     if not found:
-        return f"No other defense gives away as little as `{own[0].entry.defense}` and is as accurate."
+        return f"None of the other {len(others)} that were trained gives away as little as `{name}` and is as accurate."
     listed = ", ".join(f"`{one}`" for one in found)
-    return f"At least as accurate as `{own[0].entry.defense}`, and gives away no more: {listed}."
+    return f"At least as accurate as `{name}`, and gives away no more: {listed}."
 
 
 def _beyond(answer: Answer) -> float | None:
@@ -238,10 +252,13 @@ def _beyond(answer: Answer) -> float | None:
     return max(0.0, (answer.share - chance) / (1 - chance))
 
 
-def _answer(answer: Answer) -> str:
+def _answer(verdict: Verdict, name: str) -> str:
+    """One answer in a cell; intervals stand beside what the grade goes by."""
+    answer: Answer = getattr(verdict, name)
     if answer.share is None:
         return "?"
-    ends = "" if answer.interval is None else " ({:.0f} to {:.0f})".format(*(100 * end for end in answer.interval))
+    graded = answer.interval is not None and name in ("rebuilt", "recognised")
+    ends = " ({:.0f} to {:.0f})".format(*(100 * end for end in answer.interval or ())) if graded else ""
     return f"{answer.share:.0%}{ends}{' †' if answer.above_chance is False else ''}"
 
 

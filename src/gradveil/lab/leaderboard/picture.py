@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, PANEL, PLOT = 860, 250, (60, 470)
-"""Of the picture, the height of a panel, and between which pixels its plot lies; names stand right of it."""
+"""Of the picture, how tall a panel is, and between which pixels its plot lies; names stand right of it."""
 TOP, BOTTOM, STEP = 34, 40, 12
+BESIDE = 0.6
+"""Names of points left of this stand beside them; those at the right edge are many, and stand in a list."""
 _STYLE = """<style>
 text { font: 11px sans-serif; fill: #24292f } .title { font-weight: bold; font-size: 13px }
 .grid { stroke: #8c959f; stroke-opacity: .35 } .link { stroke: #8c959f; stroke-opacity: .6; fill: none }
@@ -45,11 +47,11 @@ class Panel:
 
 def frontier(panels: Sequence[Panel]) -> str:
     """The picture as SVG, readable on light and on dark pages. Defenses with a proof are green, no defense is grey."""
-    height = PANEL * max(1, len(panels))
+    tall = PANEL * max(1, len(panels))
     parts = [_panel(panel, PANEL * place) for place, panel in enumerate(panels)]
     words = "Accuracy against the worst answer for each defense"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{words}">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{words}">\n'
         f"{_STYLE}\n{''.join(parts)}</svg>\n"
     )
 
@@ -58,8 +60,8 @@ def _panel(panel: Panel, offset: int) -> str:
     left, right = PLOT
     top, bottom = offset + TOP, offset + PANEL - BOTTOM
     low = math.floor(10 * min(point.accuracy - point.spread for point in panel.points)) / 10
-    high = min(1.0, math.ceil(20 * max(point.accuracy + point.spread for point in panel.points)) / 20)
-    high = max(high, low + 0.05)
+    most = max(point.accuracy + point.spread for point in panel.points)
+    high = low + 0.2 * max(1, math.ceil((most - low) / 0.2))  # four steps of whole percents
 
     def x(share: float) -> float:
         return left + (right - left) * share
@@ -81,15 +83,17 @@ def _panel(panel: Panel, offset: int) -> str:
         f'<text transform="translate(14 {(top + bottom) / 2}) rotate(-90)" text-anchor="middle">accuracy</text>\n'
     )
     ordered = sorted(panel.points, key=lambda point: (-point.accuracy, point.worst, point.name))
-    for point, line in zip(ordered, _apart([y(point.accuracy) for point in ordered], top, bottom + 24), strict=True):
-        across, down, spread = x(point.worst), y(point.accuracy), point.spread
-        out.append(f'<path class="link" d="M{across + 5:.1f} {down:.1f}L{right + 14} {line:.1f}"/>')
-        out.append(
-            f'<path class="bar" d="M{across:.1f} {y(point.accuracy - spread):.1f}V{y(point.accuracy + spread):.1f}"/>'
-        )
-        out.append(f'<circle class="{point.kind}" cx="{across:.1f}" cy="{down:.1f}" r="4"/>')
-        told = f"{escape(point.name)}: {point.worst:.0%}, {point.accuracy:.0%}"
-        out.append(f'<text x="{right + 18}" y="{line + 4:.1f}">{told}</text>\n')
+    for crowd in ([one for one in ordered if one.worst < BESIDE], [one for one in ordered if one.worst >= BESIDE]):
+        lines = _apart([y(point.accuracy) for point in crowd], top, bottom + 24)
+        for point, line in zip(crowd, lines, strict=True):
+            across, down, spread = x(point.worst), y(point.accuracy), point.spread
+            beside = across + 12 if point.worst < BESIDE else right + 14
+            ends = y(point.accuracy - spread), y(point.accuracy + spread)
+            out.append(f'<path class="link" d="M{across + 5:.1f} {down:.1f}L{beside:.1f} {line:.1f}"/>')
+            out.append(f'<path class="bar" d="M{across:.1f} {ends[0]:.1f}V{ends[1]:.1f}"/>')
+            out.append(f'<circle class="{point.kind}" cx="{across:.1f}" cy="{down:.1f}" r="4"/>')
+            told = f"{escape(point.name)}: {point.worst:.0%}, {point.accuracy:.0%}"
+            out.append(f'<text x="{beside + 4:.1f}" y="{line + 4:.1f}">{told}</text>\n')
     return "".join(out)
 
 
