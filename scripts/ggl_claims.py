@@ -280,28 +280,6 @@ def bayesian() -> Study:
             yield {"entries": free, "search": name, "evaluations": 10 * rounds}, work
 
 
-def foreign() -> Study:
-    """G-84, G-110: GGL on pictures of its generator's kind and of another kind, and the search without the update."""
-    pairs = [
-        ("mnist-samples", "mnist"),
-        ("fashion-mnist", "mnist,condition=none"),
-        ("orl-faces:channels=3,size=32", "cifar10,condition=none"),
-    ]
-    for spec, drawn_by in pairs:
-
-        def work(spec: str = spec, drawn_by: str = drawn_by) -> Row:
-            data = load(spec)
-            private = data.batch([37 * i % len(data) for i in range(4)])
-            seen = observations(private, data.domain, model=WIDE, defense="none", seed=0, device="cpu")
-            alone = ATTACKS.build(f"{SEARCH},restarts=1,generator={drawn_by}").prior_only()
-            assert alone is not None
-            drawn = torch.cat([one.inputs for one in alone(seen)]).clamp(0, 1)
-            prior = [rounded(value) for value in psnr(drawn, private.inputs).tolist()]
-            return {"psnr": {"none": attacked(f"{SEARCH},generator={drawn_by}", seen, private.inputs), "prior": prior}}
-
-        yield {"data": spec, "generator": drawn_by, "images": 4}, work
-
-
 def attributes() -> Study:
     """G-73: the four faces of ggl-faces, by column of its picture: how far coarse attributes are from the private ones.
 
@@ -338,7 +316,7 @@ STUDIES = {
     study.__name__: study
     for study in (
         table3, dlg, rates, parts, settings, epsilon, budgets, batches, steps, statistics, seeds, labels, entries,
-        bayesian, foreign, attributes,
+        bayesian, attributes,
     )
 }  # fmt: skip
 
