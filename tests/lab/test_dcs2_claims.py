@@ -39,7 +39,7 @@ def test_clients_have_the_labels_that_the_release_draws() -> None:
 
 
 def test_momentum_that_every_client_keeps_is_momentum_of_the_server() -> None:
-    """One step a round, all clients in every round: what the study ``base`` takes for the training of the release."""
+    """One step a round, all clients in every round: what ``papers/dcs2.yaml`` takes for the training of the release."""
     data, spec, clients = load("mnist-samples"), "mlp:hidden=8", 5
     case = make_training(
         {
