@@ -152,14 +152,6 @@ def named(device: str, *, model: str, defense: str, images: int) -> Json:
     }
 
 
-@study("C-05", "C-44", points=across(trials=[1, 20, 500, 5000], images=[4]))
-def without_projection(device: str, *, trials: int, images: int) -> Json:
-    """How near the best of T random updates comes to the gradient, and what IG makes of it."""
-    defense = f"censor:projection=none,trials={trials}"
-    observations, log, truth = seen(defense, model="lenet:init=wide", images=images, device=device)
-    return {"log": log.means(), **attacked("ig:iterations=1000,restarts=1", observations, truth)}
-
-
 WALKS = [
     *(f"temperature={value}" for value in ("0", "0.01", "1", "100")),
     "norms=random", "norms=public", "layerwise=false",
@@ -389,26 +381,6 @@ def statistics(device: str, *, data: str, batch_size: int, threat: str) -> Json:
     """GI with and without batch-norm statistics and labels, at two image sizes."""
     fields: Json = {"defenses": ["none"], "images": 2, "every": 13, "restarts": 1, "attacks": ["gi:iterations=200"]}
     return audited(device, data=data, batch_size=batch_size, threat=threat, model="convnet:width=16", **fields)
-
-
-@study(
-    "C-57", "C-72",
-    points=across(
-        data=["photos-64", "orl-faces:channels=3"],
-        defense=["none", "censor", RELEASED],
-    ),
-)  # fmt: skip
-def large_images(device: str, *, data: str, defense: str) -> Json:
-    """IG on images of 64x64 and a small network, where ImageNet and FFHQ cannot be had."""
-    observations, log, truth = seen(defense, model="lenet:init=wide", images=4, device=device, data=data)
-    return {"log": log.means(), **attacked("ig:iterations=200,restarts=1", observations, truth, data)}
-
-
-@study("C-69", "C-73", points=across(stages=[0, 1, 2, 3]))
-def gifd_stages(device: str, *, stages: int) -> Json:
-    """GIFD without a defense, by how many stages of the DCGAN it may leave."""
-    observations, _, truth = seen("none", model="lenet:init=wide", images=4, device=device)
-    return {"images": 4, **attacked(f"gifd:iterations=160,restarts=1,stages={stages}", observations, truth)}
 
 
 @study("C-53", "C-100", "C-101", "C-102", points=across(trials=[1, 5, 20, 50], images=[8]))
