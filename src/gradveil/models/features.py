@@ -112,8 +112,8 @@ class PublicFeatures(nn.Module):
         *,
         pca: int,
         whiten: float,
-        mirror: bool,
-        bias: bool,
+        mirror: bool = False,
+        bias: bool = True,
         progress: Progress = SILENT,
     ) -> None:
         super().__init__()
