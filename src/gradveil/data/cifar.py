@@ -14,7 +14,7 @@ from torch import Tensor
 from gradveil import assets
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
-from gradveil.data.registry import DATASETS, Split, existing_folder
+from gradveil.data.registry import DATASETS, Split, existing_folder, first_of
 from gradveil.data.sets import ImageSet, MemoryImages
 
 CIFAR10_CLASSES = (
@@ -28,8 +28,10 @@ MOST_CLASSES = 100
 
 
 @DATASETS.register("cifar10")
-def cifar10(progress: Progress, *, split: Split = "train", path: str | None = None) -> ImageSet:
-    """Small photographs of 10 kinds of things, 32x32: 50,000 train, 10,000 test."""
+def cifar10(
+    progress: Progress, *, split: Split = "train", path: str | None = None, first: int | None = None
+) -> ImageSet:
+    """Small photographs of 10 kinds of things, 32x32: 50,000 train, 10,000 test; of them the ``first`` so many."""
     parts = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     if path is None:
         folder = assets.fetch("cifar10", progress=progress)
@@ -38,7 +40,7 @@ def cifar10(progress: Progress, *, split: Split = "train", path: str | None = No
     else:
         folder = _batches_folder(path, "cifar10", "cifar-10-batches-py")
         images, labels = map(list, zip(*(_read_batch(folder / part, "labels") for part in parts), strict=True))
-    return MemoryImages(
+    whole = MemoryImages(
         name=f"cifar10 {split}",
         images=torch.cat(images),
         labels=torch.cat(labels),
@@ -46,6 +48,7 @@ def cifar10(progress: Progress, *, split: Split = "train", path: str | None = No
         mean=CIFAR10_MEAN,
         std=CIFAR10_STD,
     )
+    return first_of(whole, first)
 
 
 @DATASETS.register("cifar100")

@@ -17,7 +17,7 @@ from torch import Tensor
 from gradveil import assets
 from gradveil.core.errors import BadFileError, GradveilError
 from gradveil.core.progress import Progress
-from gradveil.data.registry import DATASETS, Split, existing_folder
+from gradveil.data.registry import DATASETS, Split, existing_folder, first_of
 from gradveil.data.sets import ImageSet, MemoryImages
 
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
@@ -61,10 +61,10 @@ _EMNIST_CLASSES = {
 
 
 @DATASETS.register("mnist")
-def mnist(progress: Progress, *, split: Split = "train", path: str | None = None) -> ImageSet:
-    """Handwritten digits, 28x28 grey: 60,000 train, 10,000 test."""
+def mnist(progress: Progress, *, split: Split = "train", path: str | None = None, first: int | None = None) -> ImageSet:
+    """Handwritten digits, 28x28 grey: 60,000 train, 10,000 test; of them the ``first`` so many."""
     folder = existing_folder(path, "mnist") if path else assets.fetch("mnist", progress=progress)
-    return _read(f"mnist {split}", _MNIST, folder, _STEMS[split])
+    return first_of(_read(f"mnist {split}", _MNIST, folder, _STEMS[split]), first)
 
 
 @DATASETS.register("fashion-mnist")

@@ -52,6 +52,15 @@ def existing_folder(path: str, name: str) -> Path:
     return folder
 
 
+def first_of(data: ImageSet, count: int | None) -> ImageSet:
+    """The first so many examples under the same name; None: all."""
+    if count is None:
+        return data
+    if not 1 <= count <= len(data):
+        raise GradveilError(f"{data.name} has {len(data)} examples: first is from 1 to that, not {count}")
+    return data.subset(range(count))
+
+
 @DATASETS.register("cifar10-samples")
 def cifar10_samples(_progress: Progress) -> ImageSet:
     """100 test images of CIFAR-10, 10 of each class in turn, shipped with gradveil."""

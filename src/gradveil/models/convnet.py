@@ -15,7 +15,15 @@ class ConvNet(nn.Module):
     """Convolutions with batch norm and ReLU, a 3x3 max-pool after the sixth and after the last, one linear layer."""
 
     def __init__(
-        self, domain: Images, *, width: int, kernel: int, last: int, batch_norm: bool, normalize: bool
+        self,
+        domain: Images,
+        *,
+        width: int,
+        kernel: int,
+        last: int,
+        batch_norm: bool,
+        group_norm: bool,
+        normalize: bool,
     ) -> None:
         super().__init__()
         if min(domain.height, domain.width) < 9:
@@ -30,7 +38,9 @@ class ConvNet(nn.Module):
             if index == len(first):
                 layers["pool0"] = nn.MaxPool2d(3)
             layers[f"conv{index}"] = nn.Conv2d(channels, out, kernel, padding=kernel // 2)
-            if batch_norm:
+            if group_norm:
+                layers[f"gn{index}"] = nn.GroupNorm(max(1, out // 4), out)
+            elif batch_norm:
                 layers[f"bn{index}"] = nn.BatchNorm2d(out)
             layers[f"relu{index}"] = nn.ReLU()
             channels = out
@@ -51,6 +61,7 @@ def convnet(
     kernel: int = 3,
     last: int = 3,
     batch_norm: bool = True,
+    group_norm: bool = False,
     normalize: bool = True,
     init: Init = "default",
 ) -> ConvNet:
@@ -59,6 +70,11 @@ def convnet(
     The sources differ. DCS2 (Table 9) prints widths 32, 64 x2, 128 x3, pool, 128 x3, pool, with 5x5 kernels, and says
     the structure is Soteria's: ``kernel=5``. Soteria's release has 3x3 kernels and a base width of 64, and names two
     layers ``conv6`` in one ordered dictionary, so that it runs two convolutions after the pool: ``width=64,last=2``.
+    ``group_norm`` takes the place of batch norm: it keeps examples apart, as ``dp`` needs it.
     """
-    model = ConvNet(domain, width=width, kernel=kernel, last=last, batch_norm=batch_norm, normalize=normalize)
+    if group_norm and width % 4:
+        raise GradveilError(f"convnet with group norm needs a width that 4 divides, not {width}")
+    model = ConvNet(
+        domain, width=width, kernel=kernel, last=last, batch_norm=batch_norm, group_norm=group_norm, normalize=normalize
+    )
     return initialised(model, init)
