@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from gradveil.core.streams import Stream
 from gradveil.core.trees import added_at_once, all_finite, scaled
 from gradveil.core.types import Batch, Params, Recipe
 from gradveil.data import ImageSet
-from gradveil.defenses import DEFENSES, Censor, Defense, Log, Veil, links_of
+from gradveil.defenses import DEFENSES, Censor, Defense, Log, Veil, can_remember, fresh, links_of
 from gradveil.defenses.accounting import Guarantee, Ledger
 from gradveil.engine import Runner
 from gradveil.federated.case import Training
@@ -160,6 +161,10 @@ class Federation:
         self.ledgers = [Ledger() for _ in range(case.clients)]
         """What was spent on the examples of each client."""
         self._client = SimulatedClient(self.module, recipe=case.recipe, defense=self.defense)
+        remembering = range(case.clients if can_remember(self.defense) else 0)
+        self._with_memory = {number: copy.copy(self._client) for number in remembering}
+        for client in self._with_memory.values():
+            client.defense = fresh(self.defense)
         self._evaluated = Functional(self.module)
         self._runner = Runner(case.side_by_side, case.device)
         self._encoded: dict[int, tuple[ImageSet, Tensor]] = {}
@@ -304,7 +309,7 @@ class Federation:
             seen = self._features(self.train) if blind else None
             batch = batch if seen is None else Batch(seen[index.to(seen.device)], batch.labels)
         rng = rng or Stream.seeded(self.case.seed, "federated", "defense", number, client)
-        return self._client.start(
+        return self._with_memory.get(client, self._client).start(
             self.state.params,
             batch,
             rng,

@@ -29,6 +29,7 @@ from gradveil.core.tensor_files import read_tensors, write_tensors
 from gradveil.core.trees import moved
 from gradveil.core.types import Json
 from gradveil.data import DATASETS, ImageSet, load
+from gradveil.defenses import can_remember
 from gradveil.defenses.accounting import Ledger
 from gradveil.federated.case import Training
 from gradveil.federated.rounds import Federation, Quality, Round, RoundExchange, RoundRecord, State
@@ -188,8 +189,8 @@ def _resumed(federation: Federation, folder: Path) -> list[RoundRecord]:
         if name not in _MAY_CHANGE and saved["case"].get(name) != value:
             then = saved["case"].get(name)
             raise GradveilError(f"{folder} was trained with {name}={then}, not {value}: resume it with that")
-    if not (folder / CHECKPOINT).exists():
-        return []
+    if not (folder / CHECKPOINT).exists() or can_remember(federation.defense):
+        return []  # what clients remember is in no checkpoint: all rounds are run again
     rows, record = saved["rows"], TypeAdapter(RoundRecord)
     for place, row in enumerate(rows, start=1):
         try:
