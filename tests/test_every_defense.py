@@ -12,7 +12,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
 from gradveil.core.types import Recipe
-from gradveil.defenses import DEFENSES
+from gradveil.defenses import DEFENSES, fresh
 
 RECIPES = {"FedSGD": Recipe(), "FedAvg": Recipe(sends="delta", epochs=2, batch_size=2, lr=0.01)}
 QUICK = {"dcs2": "dcs2:iterations=2", "dcs2plus": "dcs2plus:iterations=2"}
@@ -33,8 +33,9 @@ def check(spec: str, model: str, recipe: Recipe) -> None:
     module = defense.on_model(models.build(model, SAMPLES.domain, seed=0))
     sent, batch = detached(dict(module.named_parameters())), SAMPLES.batch(range(4))
     before, inputs = detached(sent), batch.inputs.clone()
-    client = SimulatedClient(module, recipe=recipe, defense=defense)
-    first, second = (client.reply(sent, batch, Stream.seeded(7)).update for _ in range(2))
+    # copies: one that remembers what it sent before sends something else the next time
+    clients = [SimulatedClient(module, recipe=recipe, defense=fresh(defense)) for _ in range(2)]
+    first, second = (client.reply(sent, batch, Stream.seeded(7)).update for client in clients)
     assert {k: v.shape for k, v in first.items()} == {k: v.shape for k, v in sent.items()}
     for key in first:
         assert torch.equal(first[key], second[key]), "the same generator gives the same update"

@@ -37,6 +37,7 @@ from gradveil.defenses import (
     Noise,
     Outpost,
     Precode,
+    Quantise,
     Soteria,
     Sparsify,
     Transform,
@@ -53,8 +54,8 @@ FINEST = 60.0
 """Decibels, from which on a picture has no error that eight bits show."""
 _SAYS_NOTHING = 50.0
 KNOWN = (
-    ATS, DCS2, DP, Censor, Clip, ClipExamples, DCS2Plus, Defense, GradDefense, Noise, Outpost, Precode, Soteria,
-    Sparsify, Veil,
+    ATS, DCS2, DP, Censor, Clip, ClipExamples, DCS2Plus, Defense, GradDefense, Noise, Outpost, Precode,
+    Quantise, Soteria, Sparsify, Veil,
 )  # fmt: skip
 """Of all others nobody has looked at the code."""
 

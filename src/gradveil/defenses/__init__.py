@@ -25,12 +25,15 @@ from gradveil.defenses.noise import Noise
 from gradveil.defenses.outpost import Outpost
 from gradveil.defenses.precode import Precode
 from gradveil.defenses.public import PublicData
+from gradveil.defenses.quantise import Quantise
 from gradveil.defenses.soteria import Soteria
 from gradveil.defenses.sparsify import Sparsify
+from gradveil.defenses.topk import TopK
 from gradveil.defenses.veil import Veil
 
 __all__ = [
     "ATS", "DCS2", "DEFENSES", "DP", "Censor", "Chain", "Clip", "ClipExamples", "DCS2Plus", "Defense", "GradDefense",
-    "Ledger", "Log", "Noise", "Outpost", "Precode", "PublicData", "Soteria", "Sparsify", "Step", "Transform", "Veil",
+    "Ledger", "Log", "Noise", "Outpost", "Precode", "PublicData", "Quantise", "Soteria", "Sparsify", "Step",
+    "TopK", "Transform", "Veil",
     "can_remember", "check_model", "check_result", "defended_step", "fresh", "links_of",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from gradveil.attacks.parts.channel import Channel, Per
 from gradveil.attacks.parts.counter import against
 from gradveil.attacks.parts.updates import counts, local_steps
 from gradveil.core.trees import add
-from gradveil.defenses import DP, Clip, ClipExamples, Noise, Outpost, Soteria, Sparsify
+from gradveil.defenses import DP, Clip, ClipExamples, Noise, Outpost, Quantise, Soteria, Sparsify, TopK
 from gradveil.defenses.outpost import layer_risks
 from gradveil.models import classifier
 from gradveil.threat.observation import Observation
@@ -49,9 +49,18 @@ def dp(defense: DP, one: Observation) -> Channel:
     return Channel(bound=defense.bound, per="example", noise=sigma**2, counted=_counted(one, "step"))
 
 
-@against("sparsify", sentence="It matches only the entries that were sent.", after_steps=True)
-def sparsify(_defense: Sparsify, one: Observation) -> Channel:
+@against("sparsify", "topk", sentence="It matches only the entries that were sent.", after_steps=True)
+def sparsify(_defense: Sparsify | TopK, one: Observation) -> Channel:
     return Channel(zeroed=frozenset(one.sent), largest=True)
+
+
+@against("quantise", sentence="It reads the step between levels off each tensor, and counts rounding as noise.")
+def quantise(_defense: Quantise, one: Observation) -> Channel:
+    """All entries are multiples of one step. Rounding by chance between two of them has a variance of a sixth of its
+    square on average, where entries are spread evenly between them.
+    """
+    steps = {name: float(g[g != 0].abs().min()) if bool(g.any()) else 0.0 for name, g in one.reply.items()}
+    return Channel(noise_by_tensor={name: step**2 / 6 for name, step in steps.items()})
 
 
 @against(
