@@ -39,7 +39,7 @@ from gradveil.core.registry import describe_object, split_spec
 from gradveil.core.seeding import derive, generator
 from gradveil.core.streams import Stream
 from gradveil.core.trees import detached
-from gradveil.core.types import Batch, Loss, Recipe
+from gradveil.core.types import Batch, Loss, Params, Recipe
 from gradveil.data import UNKNOWN, ImageSet, MemoryImages, load
 from gradveil.data.public import PublicImages, usual_public
 from gradveil.defenses import DEFENSES, Defense, Log, PublicData, check_model, fresh, links_of
@@ -183,11 +183,27 @@ class AuditPlan:
     labels_are_people: bool = False
 
 
-def simulated(case: Case, data: ImageSet | None = None, *, progress: Progress = SILENT) -> AuditPlan:
-    """Clients with the first examples of a data set, by default the one of the case, or with every k-th."""
+def simulated(
+    case: Case, data: ImageSet | None = None, *, trained: Params | None = None, progress: Progress = SILENT
+) -> AuditPlan:
+    """Clients with the first examples of a data set, by default the one of the case, or with every k-th.
+
+    ``trained`` are parameters by name that the server sends in the place of untrained ones. Digests of rows do not know
+    them: audits of different parameters go into different folders.
+    """
     check_device(case.device)
     data = load(case.data, progress=progress) if data is None else data
-    clients = Simulation(case, data, lambda: models.build(case.model, data.domain, seed=case.seed), progress=progress)
+
+    def build() -> nn.Module:
+        module = models.build(case.model, data.domain, seed=case.seed)
+        if trained is not None:
+            names = models.trained_parameters(module).keys()
+            if trained.keys() != names:
+                raise GradveilError(f"the trained parameters are not those of {case.model}")
+            module.load_state_dict(trained, strict=False)
+        return module
+
+    clients = Simulation(case, data, build, progress=progress)
     attacks = {spec: ATTACKS.build(spec, case.effort()) for spec in case.attacks}
     return clients.plan({spec: DEFENSES.build(spec) for spec in case.defenses}, attacks)
 
