@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from gradveil.attacks import ATTACKS, BUDGETS
 from gradveil.cli.options import admit, checked_device
 from gradveil.cli.progress import Terminal, say
 from gradveil.defenses import DEFENSES
-from gradveil.lab.leaderboard import SHOWN, enter, render_leaderboard, settings_named
+from gradveil.lab.leaderboard import enter, render_leaderboard, settings_named
 
 
 def leaderboard(
@@ -19,7 +20,10 @@ def leaderboard(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Measure all defenses that the leaderboard shows.")] = False,
     setting: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only in this setting, such as 'mnist-*'. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only in this setting, such as 'sum-*'. Repeatable.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="Run this attack instead, and add it to what entries have. Repeatable.")
     ] = None,
     training: Annotated[bool, typer.Option(help="Measure accuracy and time too.")] = True,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if available.")] = None,
@@ -29,15 +33,22 @@ def leaderboard(
     ),
 ) -> None:
     """Enter defenses into the leaderboard, or only write its page anew; run again, it goes on where it stopped."""
-    chosen = list(SHOWN) if every else list(defenses or [])
-    admit({"defenses": chosen})
-    for spec in chosen:
+    own = list(defenses or [])
+    admit({"defenses": own, "attacks": list(attack or [])})
+    for spec in own:
         DEFENSES.build(spec)
+    for spec in attack or []:
+        ATTACKS.build(spec, BUDGETS["standard"])
     where, settings = checked_device(device), settings_named(setting or [])
     progress = Terminal()
-    for one in settings if chosen else []:
+    for one in settings:
+        chosen = list(one.shown) if every else own
+        if not chosen:
+            continue
         say(f"{one.name}: {one.title}", err=True)
-        for path in enter(one, chosen, out, work, device=where, train=training, progress=progress):
+        for path in enter(
+            one, chosen, out, work, device=where, attacks=attack or (), train_too=training, progress=progress
+        ):
             render_leaderboard(out)
             say(f"entered {path}", err=True)
     say(f"leaderboard: {render_leaderboard(out)}")

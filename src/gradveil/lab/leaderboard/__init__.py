@@ -1,18 +1,19 @@
 """The leaderboard: every defense on the same fixed settings, as a page made of one small file for each."""
 
-from gradveil.lab.leaderboard.entries import Entry, Told, Trained, Worst, enter, read_entries, save_entry
-from gradveil.lab.leaderboard.page import render_leaderboard
-from gradveil.lab.leaderboard.settings import SETTINGS, SHOWN, Setting, settings_named
+from gradveil.lab.leaderboard.entries import Audited, Entry, Trained, enter, merged, read_entries, save_entry
+from gradveil.lab.leaderboard.page import Line, render_leaderboard
+from gradveil.lab.leaderboard.settings import SEEDS, SETTINGS, Setting, settings_named
 
 __all__ = [
+    "SEEDS",
     "SETTINGS",
-    "SHOWN",
+    "Audited",
     "Entry",
+    "Line",
     "Setting",
-    "Told",
     "Trained",
-    "Worst",
     "enter",
+    "merged",
     "read_entries",
     "render_leaderboard",
     "save_entry",
