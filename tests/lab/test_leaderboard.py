@@ -81,7 +81,7 @@ def test_an_a_can_be_earned(name: str) -> None:
 def test_settings_are_chosen_by_pattern() -> None:
     assert [one.name for one in settings_named(["sum-*"])] == ["sum-of-10", "sum-of-100"]
     assert len(settings_named([])) == len(SETTINGS)
-    with pytest.raises(UnknownNameError, match="there are: features"):
+    with pytest.raises(UnknownNameError, match="there are: linear"):
         settings_named(["mnst"])
 
 
@@ -176,7 +176,7 @@ def test_a_file_of_ones_own_registers_a_defense(tmp_path: Path, monkeypatch: pyt
     assert "`signs:size=0.01`" in render_leaderboard(tmp_path / "docs").read_text()
 
 
-def committed(defense: str = "none", setting: str = "worst-case") -> dict[str, Any]:
+def committed(defense: str = "none", setting: str = "linear") -> dict[str, Any]:
     found: dict[str, Any] = json.loads(gzip.decompress(path_of(COMMITTED, setting, defense).read_bytes()))
     return found
 
@@ -187,7 +187,7 @@ def strange(folder: Path, changes: dict[str, Any], name: str = "none.json.gz") -
     for dotted, value in changes.items():
         *above, last = [int(part) if part.isdigit() else part for part in dotted.split(".")]
         functools.reduce(lambda tree, part: tree[part], above, entry)[last] = value  # type: ignore[index]
-    path = folder / "entries" / "worst-case" / name
+    path = folder / "entries" / "linear" / name
     path.parent.mkdir(parents=True)
     path.write_bytes(gzip.compress(json.dumps(entry).encode()))
     return folder
@@ -213,7 +213,7 @@ TRAINED = {"seed": 1, "rounds": [5], "accuracy": [0.5], "round_seconds": 1.0}
         ({"audits.0.rows.0.images": 20}, "one score for each"),
         ({"audits.0.rows.0.threat": "A"}, "of another adversary"),
         ({"audits.0.environment.device": "<b>"}, "environment.device"),
-        ({"trainings": [TRAINED]}, "has not the None rounds"),
+        ({"trainings": [TRAINED]}, "has not the 40 rounds"),
         ({"trainings": [TRAINED, TRAINED]}, "the same seed"),
         ({"trainings": [{**TRAINED, "round_seconds": 0.0}]}, "round_seconds"),
         ({"trainings": [{**TRAINED, "accuracy": [float("nan")]}]}, "accuracy"),
@@ -222,11 +222,11 @@ TRAINED = {"seed": 1, "rounds": [5], "accuracy": [0.5], "round_seconds": 1.0}
         ({"setting": "sum-of-10"}, r"it belongs into entries/sum-of-10/none\.json\.gz"),
         ({"defense": "a | b\n<script>alert(1)</script>"}, "markup"),
         ({"defense": "noise:sigma=0.10"}, "not how a defense is written"),
-        ({"audits.0.case.images": 1}, "case differs from that of worst-case in 'images'"),
-        ({"audits.0.case.gallery": 10_000}, "case differs from that of worst-case in 'gallery'"),
-        ({"audits.0.case.data": "folder:path=/etc"}, "case differs from that of worst-case in 'data'"),
-        ({"audits.0.case.threat": "A"}, "case differs from that of worst-case in 'threat'"),
-        ({"audits.0.case.recipe": {"lr": 1e-9}}, "case differs from that of worst-case in 'recipe'"),
+        ({"audits.0.case.images": 1}, "case differs from that of linear in 'images'"),
+        ({"audits.0.case.gallery": 10_000}, "case differs from that of linear in 'gallery'"),
+        ({"audits.0.case.data": "folder:path=/etc"}, "case differs from that of linear in 'data'"),
+        ({"audits.0.case.threat": "A"}, "case differs from that of linear in 'threat'"),
+        ({"audits.0.case.recipe": {"lr": 1e-9}}, "case differs from that of linear in 'recipe'"),
         ({"version": 1}, "another version"),
         ({"a\nb": 1}, "extra inputs"),
     ],
@@ -242,13 +242,13 @@ def test_an_entry_against_the_rules_is_refused_in_one_line(
 
 def test_an_entry_under_another_name_is_refused(tmp_path: Path) -> None:
     """Else one defense could stand in a table twice."""
-    with pytest.raises(BadFileError, match=r"it belongs into entries/worst-case/none\.json\.gz"):
+    with pytest.raises(BadFileError, match=r"it belongs into entries/linear/none\.json\.gz"):
         read_entries(strange(tmp_path, {}, "copy.json.gz"))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", gzip.compress(b"{}"), gzip.compress(b"{}")[:-4]], ids=range(4))
 def test_a_damaged_entry_is_one_line(content: bytes, tmp_path: Path) -> None:
-    path = path_of(tmp_path, "worst-case", "none")
+    path = path_of(tmp_path, "linear", "none")
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(BadFileError, match="is not an entry"):
@@ -257,7 +257,7 @@ def test_a_damaged_entry_is_one_line(content: bytes, tmp_path: Path) -> None:
 
 def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradveil.lab.leaderboard.entries.LARGEST", 2**10)
-    path = path_of(tmp_path, "worst-case", "none")
+    path = path_of(tmp_path, "linear", "none")
     path.parent.mkdir(parents=True)
     path.write_bytes(gzip.compress(b" " * 2**12))
     with pytest.raises(BadFileError, match="too large"):
@@ -266,8 +266,8 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, mon
 
 def test_what_could_not_be_entered_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradveil.lab.leaderboard.entries.audit", lambda *_, **__: pytest.fail("measured"))
-    setting, work = SETTINGS["worst-case"], tmp_path / "work"
-    with pytest.raises(BadFileError, match="case differs from that of worst-case in 'images'"):
+    setting, work = SETTINGS["linear"], tmp_path / "work"
+    with pytest.raises(BadFileError, match="case differs from that of linear in 'images'"):
         list(enter(setting, ["none"], strange(tmp_path / "docs", {"audits.0.case.images": 1}), work, device="cpu"))
 
     def mine(*, mark: str = "") -> Defense:
@@ -299,7 +299,7 @@ def test_entries_are_merged_by_seed_and_attack() -> None:
 
 
 def test_saving_twice_changes_nothing(tmp_path: Path) -> None:
-    entry = next(one for one in read_entries(COMMITTED) if one.defense == "none" and one.setting == "worst-case")
+    entry = next(one for one in read_entries(COMMITTED) if one.defense == "none" and one.setting == "linear")
     path = save_entry(tmp_path, entry)
     before = path.read_bytes()
     assert save_entry(tmp_path, entry).read_bytes() == before

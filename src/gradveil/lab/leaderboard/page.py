@@ -263,7 +263,8 @@ def _answer(verdict: Verdict, name: str) -> str:
 
 
 def _grade(line: Line) -> str:
-    flags = {flag for one in line.verdicts for flag in one.flags}
+    """With what was not tried in either state of the model."""
+    flags = set.intersection(*(set(one.flags) for one in line.verdicts)) if line.verdicts else set()
     untried = [flag for flag in (NO_COUNTER_MOVE, NO_CANDIDATES) if flag in flags and line.entry.defense != "none"]
     return ", ".join([*([line.grade] if line.grade else []), *untried])
 
