@@ -241,7 +241,8 @@ def test_a_defense_that_looks_at_pictures_gets_pictures(
     monkeypatch.setattr(models, "build", lambda *_, **__: model)
     federation = Federation(Training(clients=1, algorithm="fedsgd", defense=defense), data)
     given = list[Batch]()
-    monkeypatch.setattr(federation._client, "start", lambda _params, batch, *_, **__: given.append(batch))
+    for client in (federation._client, federation._head):  # who gets pictures, and who has features already
+        monkeypatch.setattr(client, "start", lambda _params, batch, *_, **__: given.append(batch))
     federation.start(0, 1, broadcasts=1)
     assert given[0].inputs.dim() == shown
     assert 0 <= federation.quality(data).accuracy <= 1
