@@ -7,6 +7,7 @@ python scripts/veil_page.py
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,7 +26,7 @@ def points(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def table(titles: str, lines: list[tuple[str, ...]]) -> str:
+def table(titles: str, lines: Sequence[tuple[str, ...]]) -> str:
     head = [f"| {titles} |", "| --- |" + " ---: |" * titles.count("|")]
     return "\n".join(head + [f"| {' | '.join(line)} |" for line in lines])
 

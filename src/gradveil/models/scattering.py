@@ -59,10 +59,11 @@ class Scattering(nn.Module):
         found += [_folded(each * _folded(self.smooth, 2) * 4, 2) for each in (coarse, second)]
         # A picture ends two of these positions away from the margin's end.
         kept = slice(MARGIN // 4, -MARGIN // 4)
-        return torch.fft.ifft2(torch.cat(found, dim=-3)).real[..., kept, kept].flatten(1)
+        mean: Tensor = torch.fft.ifft2(torch.cat(found, dim=-3)).real
+        return mean[..., kept, kept].flatten(1)
 
 
 def _folded(spectrum: Tensor, step: int) -> Tensor:
     """The spectrum of every ``step``-th row and column."""
-    side = spectrum.shape[-1] // step
-    return spectrum.unflatten(-1, (step, side)).unflatten(-3, (step, side)).mean(dim=(-4, -2))
+    *others, height, width = spectrum.shape
+    return spectrum.reshape(*others, step, height // step, step, width // step).mean(dim=(-4, -2))
