@@ -85,7 +85,7 @@ def test_what_no_text_can_hold_has_no_spec() -> None:
         _ = DCS2(sensitive=torch.tensor([True])).spec
 
 
-@pytest.mark.parametrize("name", list(DEFENSES))
+@pytest.mark.parametrize("name", [name for name in DEFENSES if name != "topk"])  # it is to remember
 def test_instances_hold_their_options_and_nothing_that_changes(name: str) -> None:
     gradient, step = step_on("lenet", examples=2)
     defense = DEFENSES.build(QUICK.get(name, name))

@@ -123,8 +123,10 @@ def _slice(span: Tensor, side: int) -> Tensor:
 
 def _minima(surface: Tensor) -> int:
     """How many points inside are lower than their eight neighbours."""
-    around = torch.nn.functional.unfold(surface[None, None], kernel_size=3)[0]
-    return int((around[4] < torch.cat([around[:4], around[5:]]).min(dim=0).values).sum())
+    rows, columns = (length - 2 for length in surface.shape)
+    shifts = [(i, j) for i in range(3) for j in range(3) if (i, j) != (1, 1)]
+    around = torch.stack([surface[i : i + rows, j : j + columns] for i, j in shifts])
+    return int((surface[1:-1, 1:-1] < around).all(dim=0).sum())
 
 
 def _drawn(draws: Generator, codes: Tensor, label: Tensor) -> Batch:
